@@ -1,0 +1,245 @@
+"""Every reason not to start, at once: the answer of `slotwise check`, and what `run` asks first.
+
+A list of independent checks over one model; none of them raises, and one check's refusal does not
+hide another's. What only the rooms above know (architectures, profiles, the memory plan) comes in
+as `Upstairs`, because imports point downwards. Nothing is loaded and no memory is reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gguf.constants import Keys
+
+from slotwise.errors import Finding, Refused, SlotwiseError
+from slotwise.weights.header import REDOWNLOAD, refusal, shown
+from slotwise.weights.layout import ExpertLayout, expert_layout
+from slotwise.weights.preflight_report import (
+    MemoryNeed,
+    PreflightReport,
+    model_facts,
+    shown_size,
+)
+from slotwise.weights.shards import ModelFile, inspect
+
+_FEW = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What one architecture needs of a file; slotwise/models has one for each architecture."""
+
+    keys: tuple[str, ...]
+    """Metadata keys, without the architecture's prefix: ``block_count``."""
+    tensors: Callable[[ModelFile], Mapping[str, tuple[int, ...] | None]]
+    """Name and shape (ggml order; None: any) of every tensor that must be there. Called only with
+    all keys present and `block_count` a number not above the number of tensors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upstairs:
+    """What only the rooms above this one know; the caller hands it down."""
+
+    architectures: Mapping[str, Requirements]
+    profile_shape: Callable[[Path], tuple[int, int]]
+    """(layers with experts, experts a layer) that a profile was made for; may raise."""
+    plan: Callable[..., MemoryNeed]
+    """``plan(model, layout, context=, chunk=, kv_type=)``: the smallest budget; may raise."""
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """The model and what is asked about it; the layout only where the model has a sound one."""
+
+    model: ModelFile
+    upstairs: Upstairs
+    memory: int | None
+    profile: Path | None
+    pack: Path | None
+    deep: bool
+    settings: dict[str, Any]
+    layout: ExpertLayout | None = None
+
+
+def run_preflight(
+    path: Path,
+    *,
+    upstairs: Upstairs,
+    memory: int | None = None,
+    profile: Path | None = None,
+    pack: Path | None = None,
+    deep: bool = False,
+    context: int = 4096,
+    chunk: int = 512,
+    kv_type: str = "f16",
+) -> PreflightReport:
+    """Every refusal and warning for the model that `path`, any one of its files, belongs to.
+
+    `memory` is the budget in bytes (None: none to check), `pack` a pack's folder (None: the usual
+    place), `deep` reads the whole pack against its checksums. Never raises on what the files hold.
+    """
+    model, findings = inspect(path)
+    if model is None:
+        return PreflightReport(path=path, findings=tuple(findings), memory=memory)
+    settings = {"context": context, "chunk": chunk, "kv_type": kv_type}
+    subject = _Subject(model, upstairs, memory, profile, pack, deep, settings)
+    whole = not _refused(findings)
+    findings += _run(_architecture, subject)
+    if whole:
+        findings += _run(_requirements, subject)
+        layout, more = _layout(model)
+        findings += more
+        subject = replace(subject, layout=layout)
+    need, more = _plan(subject) if not _refused(findings) else (None, [])
+    for check in (_tokenizer, _context, _profile, _pack):
+        findings += _run(check, subject)
+    return PreflightReport(
+        path=path,
+        findings=(*findings, *more),
+        facts=model_facts(model, subject.layout),
+        memory=memory,
+        need=need,
+    )
+
+
+def _refused(findings: Iterable[Finding]) -> bool:
+    return any(f.level == "refusal" for f in findings)
+
+
+def _run(check: Callable[[_Subject], Iterable[Finding]], subject: _Subject) -> list[Finding]:
+    try:
+        return list(check(subject))
+    except Exception as error:
+        return _raised(error, subject.model.path, check.__name__.strip("_"))
+
+
+def _raised(error: Exception, where: Path, what: str) -> list[Finding]:
+    """An exception out of a check as findings; metadata can be wrong in ways nobody thought of."""
+    if isinstance(error, Refused):
+        return list(error.findings)
+    code, found = f"{what}-failed", f"{type(error).__name__}: {error}"
+    step = f"{REDOWNLOAD} If other programs read it, report this as a bug."
+    if isinstance(error, SlotwiseError):
+        found, step = str(error), error.next_step
+    return [refusal(where, code, found, f"a file that passes the check of its {what}", step)]
+
+
+def _architecture(subject: _Subject) -> Iterator[Finding]:
+    arch, known = subject.model.arch, subject.upstairs.architectures
+    if arch and arch not in known:
+        found = f"has the architecture {shown(arch)}, which is not supported"
+        step = "Use a model of a supported architecture."
+        yield refusal(subject.model.path, "architecture", found, f"one of {', '.join(known)}", step)
+
+
+def _requirements(subject: _Subject) -> Iterator[Finding]:
+    model, needs = subject.model, subject.upstairs.architectures.get(subject.model.arch)
+    if needs is None:
+        return
+    names = [f"{model.arch}.{key}" for key in needs.keys]
+    if absent := [n for n in names if type(model.metadata.get(n)) not in (int, float, list)]:
+        found = f"lacks the keys {', '.join(absent)}, or they are not numbers"
+        yield refusal(model.path, "key-missing", found, f"the keys of {model.arch}")
+        return
+    count = model.metadata.get(f"{model.arch}.block_count", 0)
+    if type(count) is not int or not 0 <= count <= len(model.tensors):
+        found = f"has {model.arch}.block_count = {shown(str(count))}"
+        yield refusal(model.path, "key-invalid", found, "the number of layers in the file")
+        return
+    wanted = needs.tensors(model)
+    if missing := [name for name in wanted if name not in model.tensors]:
+        found = f"lacks {len(missing):,} of the {len(wanted):,} tensors of {model.arch}: "
+        found += ", ".join(missing[:_FEW]) + (", ..." if len(missing) > _FEW else "")
+        yield refusal(model.path, "tensor-missing", found, "all of them")
+    crooked = [
+        (model.tensors[name], shape)
+        for name, shape in wanted.items()
+        if shape is not None and name in model.tensors and model.tensors[name].shape != shape
+    ]
+    if crooked:
+        tensor, shape = crooked[0]
+        found = f"has the shape {list(tensor.shape)}"
+        found += f" (and {len(crooked) - 1:,} more tensors)" if len(crooked) > 1 else ""
+        where = f"{tensor.path}: tensor {tensor.name}"
+        yield refusal(where, "tensor-shape", found, f"{list(shape)} by the model's keys")
+
+
+def _layout(model: ModelFile) -> tuple[ExpertLayout | None, list[Finding]]:
+    try:
+        return expert_layout(model), []
+    except Refused as refused:
+        return None, list(refused.findings)
+
+
+def _tokenizer(subject: _Subject) -> Iterator[Finding]:
+    from slotwise.weights.tokenizer import KNOWN_PRE_TOKENIZERS
+
+    model = subject.model
+    kind = model.metadata.get(Keys.Tokenizer.MODEL)
+    if kind == "none":
+        return
+    if kind != "gpt2":
+        found = f"has a tokenizer of the kind {shown(str(kind))}"
+        step = "Use a model with a byte-level BPE vocabulary."
+        yield refusal(model.path, "tokenizer", found, "'gpt2' (byte-level BPE)", step)
+        return
+    pre = model.metadata.get(Keys.Tokenizer.PRE)
+    if pre not in KNOWN_PRE_TOKENIZERS:
+        found = f"has the pre-tokenizer {shown(str(pre))}, which is not known"
+        expected = f"one of {', '.join(KNOWN_PRE_TOKENIZERS)}"
+        step = "Use a conversion that names a known pre-tokenizer."
+        yield refusal(model.path, "pre-tokenizer", found, expected, step)
+
+
+def _context(subject: _Subject) -> Iterator[Finding]:
+    context = subject.settings["context"]
+    trained = subject.model.metadata.get(f"{subject.model.arch}.context_length")
+    if type(trained) is int and context > trained:
+        found = f"was trained on {trained:,} tokens of context, {context:,} are asked for"
+        step = f"Answers may get worse; ask for {trained:,} at most."
+        finding = refusal(subject.model.path, "context-long", found, f"at most {trained:,}", step)
+        yield replace(finding, level="warning")
+
+
+def _profile(subject: _Subject) -> Iterator[Finding]:
+    layout, profile = subject.layout, subject.profile
+    if layout is None or profile is None:
+        return
+    try:
+        layers, experts = subject.upstairs.profile_shape(profile)
+    except OSError as error:
+        raise SlotwiseError(
+            f"{profile} cannot be read: {error.strerror or error}",
+            next_step="Check the path, or make one with `slotwise profile`.",
+        ) from error
+    if (layers, experts) != (layout.n_moe_layers, layout.n_experts):
+        found = f"is a profile of {layers:,} layers x {experts:,} experts"
+        expected = f"{layout.n_moe_layers:,} x {layout.n_experts:,}, as {subject.model.path.name}"
+        step = "Leave the profile away, or make one for this model with `slotwise profile`."
+        yield refusal(profile, "profile-shape", found, expected, step)
+
+
+def _pack(subject: _Subject) -> Iterable[Finding]:
+    from slotwise.weights.pack_index import check_pack, default_pack_path
+
+    if subject.layout is None:
+        return []
+    folder = subject.pack or default_pack_path(subject.model)
+    return check_pack(folder, subject.model, subject.layout, deep=subject.deep)
+
+
+def _plan(subject: _Subject) -> tuple[MemoryNeed | None, list[Finding]]:
+    path, memory = subject.model.path, subject.memory
+    try:
+        need = subject.upstairs.plan(subject.model, subject.layout, **subject.settings)
+    except Exception as error:
+        return None, _raised(error, path, "memory-plan")
+    if memory is None or memory >= need.nbytes:
+        return need, []
+    found = f"gets a memory budget of {memory:,} bytes ({shown_size(memory)})"
+    expected = f"at least {need.nbytes:,} bytes ({shown_size(need.nbytes)}): {need.explanation}"
+    step = f"Give --memory {-(-need.nbytes // (1 << 20))}MiB or more, or a shorter --context."
+    return need, [refusal(path, "memory-too-small", found, expected, step)]
