@@ -50,10 +50,12 @@ def _place_findings(shard: Shard) -> Iterator[Finding]:
     if not placed:
         return
     # Every known writer packs tensors one after the other. A file shorter than its packed tensors
-    # was cut; a tensor that ends beyond even that has a wrong offset.
+    # was cut; a tensor that ends beyond even that has a wrong offset. With tensors of unknown size
+    # nobody can tell, and a cut is the more likely.
     align = shard.alignment
     packed = sum(-(-t.nbytes // align) * align for t in placed[:-1]) + placed[-1].nbytes
-    packed_end = shard.data_offset + packed
+    all_sized = len(placed) == len(shard.tensors)
+    packed_end = shard.data_offset + packed if all_sized else max(_end(t) for t in placed)
     beyond = [t for t in placed if _end(t) > shard.size]
     stray = [t for t in beyond if _end(t) > packed_end]
     if len(stray) < len(beyond):
