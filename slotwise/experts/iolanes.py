@@ -1,0 +1,216 @@
+"""I/O lanes: the threads that read experts from the store into slots.
+
+A lane takes demand reads first and, when no demand is queued or in flight, asks the refill what to
+read next (look-ahead will come after that). Lanes never evict: a read arrives with its slot already
+reserved. A failed read frees its slot and is handed to whoever waits for it; the lane goes on.
+
+`lock` guards the pool and all state here; methods marked "locked" expect it to be held.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from time import perf_counter_ns
+from typing import Protocol
+
+from slotwise.errors import SlotwiseError
+from slotwise.experts.pool import Arena, Pool, PoolError
+from slotwise.experts.store import ExpertStore
+
+OnEvent = Callable[..., None]
+"""`on_event(name, **fields)`, called from a lane or from the engine's thread; must not raise."""
+
+
+DEMAND = ("read", "decode")
+"""The purposes someone waits for; the others are done in the background."""
+
+
+class ReadState(Enum):
+    QUEUED = auto()
+    READING = auto()
+    DONE = auto()
+    FAILED = auto()
+    CANCELLED = auto()
+
+
+@dataclass(eq=False, kw_only=True)
+class Read:
+    """One expert on its way into its slot. `purpose` is who asked: a stage ("read", "decode") or
+    a background filler ("refill", "warm")."""
+
+    moe_index: int
+    expert: int
+    slot: int
+    purpose: str
+    state: ReadState = ReadState.QUEUED
+    error: Exception | None = None
+    nbytes: int = 0
+    """Bytes read from the slow tier."""
+    ns: int = 0
+
+
+class Background(Protocol):
+    """The source of reads for a lane that no demand needs (refill.py)."""
+
+    def next_read(self) -> Read | None:
+        """Locked. A read with its slot reserved, or None."""
+        ...
+
+
+class IoLanes:
+    """`count` threads over one store, arena and pool. `settled(read)` is called locked, once for
+    every read that is done or has failed."""
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        *,
+        arena: Arena,
+        pool: Pool,
+        count: int,
+        background: Background,
+        settled: Callable[[Read], None],
+        on_event: OnEvent,
+    ) -> None:
+        self.store, self.arena, self.pool = store, arena, pool
+        self.lock = threading.Lock()
+        self._background = background
+        self._settled, self._on_event = settled, on_event
+        self._work = threading.Condition(self.lock)
+        self._progress = threading.Condition(self.lock)
+        self._queue: deque[Read] = deque()
+        self._reads: dict[int, Read] = {}
+        self._demand_in_flight = 0
+        self._closing = False
+        self._broken: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=self._run, args=(i,), name=f"io-lane-{i}", daemon=True)
+            for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # -- the engine's side
+
+    def demand(self, moe_index: int, expert: int, slot: int, *, purpose: str) -> Read:
+        """Locked. Queues a read that someone will wait for."""
+        if self._closing:
+            raise PoolError("an expert was asked for after close()")
+        read = Read(moe_index=moe_index, expert=expert, slot=slot, purpose=purpose)
+        self._reads[self.pool.flat(moe_index, expert)] = read
+        self._queue.append(read)
+        self._work.notify()
+        return read
+
+    def underway(self, moe_index: int, expert: int) -> Read | None:
+        """Locked. The queued or running read of an expert, whoever asked for it."""
+        return self._reads.get(self.pool.flat(moe_index, expert))
+
+    def cancel(self, read: Read) -> None:
+        """Locked. Calls off a read that no lane has begun; its slot is free at once."""
+        if read.state is ReadState.QUEUED:
+            read.state = ReadState.CANCELLED
+            self._queue.remove(read)
+            del self._reads[self.pool.flat(read.moe_index, read.expert)]
+            self.pool.abandon(read.moe_index, read.expert)
+
+    @property
+    def idle(self) -> bool:
+        """Locked. Nothing is queued and nothing is being read."""
+        return not self._reads
+
+    def wait(self) -> None:
+        """Locked. Until some read is settled or the refill ends; raises if a lane has died."""
+        if self._broken is not None:
+            raise SlotwiseError(f"an I/O lane stopped: {self._broken!r}") from self._broken
+        self._progress.wait()
+
+    def wake_lanes(self) -> None:
+        """Locked. There may be background work."""
+        self._work.notify_all()
+
+    def close(self) -> None:
+        """Drops what is queued, waits for the reads in flight and ends the threads."""
+        with self.lock:
+            self._closing = True
+            for read in list(self._queue):
+                self.cancel(read)
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # -- a lane's side
+
+    def _run(self, lane: int) -> None:
+        try:
+            while (read := self._next()) is not None:
+                self._perform(lane, read)
+        except BaseException as error:  # a bug: the engine must not wait for ever
+            with self.lock:
+                self._broken = error
+                self._progress.notify_all()
+
+    def _next(self) -> Read | None:
+        with self.lock:
+            while not self._closing:
+                read = self._take_demand() or self._take_background()
+                if read is not None:
+                    read.state = ReadState.READING
+                    return read
+                self._work.wait()
+        return None
+
+    def _take_demand(self) -> Read | None:
+        if not self._queue:
+            return None
+        self._demand_in_flight += 1
+        return self._queue.popleft()
+
+    def _take_background(self) -> Read | None:
+        if self._demand_in_flight:
+            return None
+        read = self._background.next_read()
+        if read is None:
+            self._progress.notify_all()  # the background work may just have ended
+        else:
+            self._reads[self.pool.flat(read.moe_index, read.expert)] = read
+        return read
+
+    def _perform(self, lane: int, read: Read) -> None:
+        region = self.pool.region(read.moe_index)
+        target = self.arena.view(self.pool.slot_offset(region.index, read.slot), region.slot_bytes)
+        start = perf_counter_ns()
+        try:
+            read.nbytes = self.store.read(read.moe_index, read.expert, target)
+        except Exception as error:  # whoever waits for this read raises it
+            read.error = error
+        end = perf_counter_ns()
+        read.ns = end - start
+        with self.lock:
+            self._settle(read)
+        self._on_event(
+            "expert_read",
+            lane=lane,
+            purpose=read.purpose,
+            start_ns=start,
+            end_ns=end,
+            bytes=read.nbytes,
+            error=read.error,
+        )
+
+    def _settle(self, read: Read) -> None:
+        del self._reads[self.pool.flat(read.moe_index, read.expert)]
+        if read.purpose in DEMAND:
+            self._demand_in_flight -= 1
+        if read.error is None:
+            read.state = ReadState.DONE
+            self.pool.publish(read.moe_index, read.expert)
+        else:
+            read.state = ReadState.FAILED
+            self.pool.abandon(read.moe_index, read.expert)
+        self._settled(read)
+        self._progress.notify_all()

@@ -1,0 +1,338 @@
+"""`Experts`: the one thing the engine talks to about experts.
+
+Owns the pool, the I/O lanes, the refill and the store. Experts are named (moe_index, expert),
+slots by their id within the layer's class. All methods are for one thread, the engine's; the lanes
+work beside it (see pool.py for the rules that make the unlocked fast paths safe).
+
+Does not know the ledger: the engine wraps its calls in phases. Time spent waiting for reads is
+counted for the current `stage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter_ns
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slotwise.errors import UsageError
+from slotwise.experts import lending
+from slotwise.experts.demand import Demand
+from slotwise.experts.iolanes import DEMAND, IoLanes, OnEvent, Read, ReadState
+from slotwise.experts.lending import Loan
+from slotwise.experts.policy import make_policy
+from slotwise.experts.pool import Arena, Pool, PoolError
+from slotwise.experts.profile import Profile
+from slotwise.experts.refill import REFILL_MODES, Refill, RefillState
+from slotwise.experts.stats import Stats
+from slotwise.experts.store import ExpertStore
+
+Slots = NDArray[np.int32]
+Stage = Literal["read", "decode"]
+
+
+class Experts:
+    """The experts of one model in `slots` (per class) of fast memory.
+
+    `ring` is how many slots at most a `stream` uses for experts that were not resident; half of
+    them compute while the other half is being read. `on_event(name, **fields)` is called from the
+    lanes for every read ("expert_read": lane, purpose, start_ns, end_ns, bytes, error).
+    """
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        arena: Arena,
+        *,
+        slots: Sequence[int],
+        policy: str = "lfu",
+        io_lanes: int = 4,
+        profile: Profile | None = None,
+        refill: str = "deferred",
+        ring: int | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        if refill not in REFILL_MODES:
+            known = ", ".join(REFILL_MODES)
+            raise UsageError(
+                f"there is no refill policy named {refill!r}", next_step=f"Use one of: {known}."
+            )
+        self.layout = store.layout
+        self.policy = make_policy(policy, self.layout)
+        if profile is not None:
+            self.policy.seed(profile.counts)
+        self.pool = Pool(self.layout, slots, policy=self.policy)
+        if arena.size < self.pool.arena_bytes:
+            raise PoolError(f"arena of {arena.size:,} bytes, expected {self.pool.arena_bytes:,}")
+        self.refill_mode, self.ring = refill, ring or max(4 * io_lanes, 16)
+        self._stats = Stats()
+        self.stage = "decode"
+        self._rows = list(self.pool.table)
+        self._pinned: list[tuple[int, Slots]] = []
+        self._forgotten = np.zeros(self.pool.table.size, bool)
+        self._refilled = np.zeros(self.pool.table.size, bool)
+        self._refills_unused = False
+        self._refill = Refill(self.pool)
+        self._store, self._arena, self._io_lanes = store, arena, io_lanes
+        self._lanes = IoLanes(
+            store,
+            arena=arena,
+            pool=self.pool,
+            count=io_lanes,
+            background=self._refill,
+            settled=self._settled,
+            on_event=on_event or _ignore,
+        )
+
+    @property
+    def stage(self) -> Stage:
+        """Which side of a request waits and misses are counted for."""
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: Stage) -> None:
+        self._stage: Stage = stage
+        self._counted = self._stats.read if stage == "read" else self._stats.decode
+
+    # -- having experts in slots
+
+    def require(self, moe_index: int, experts: Slots) -> Slots:
+        """Slots of distinct experts, all resident and pinned until `release`.
+
+        Waits for those that are missing. Up to as many experts as the class has slots in use.
+        Raises StoreError when one cannot be read (nothing stays pinned by this call then) and
+        PoolError when the class cannot hold them all.
+        """
+        slots = self.require_routed(moe_index, experts)
+        region = self.pool.region(moe_index)
+        self.pool.pin(region, slots)
+        self._pinned.append((region.index, slots))
+        return slots
+
+    def release(self) -> None:
+        """Lets go of everything `require` has pinned."""
+        for class_index, slots in self._pinned:
+            self.pool.unpin(self.pool.regions[class_index], slots)
+        self._pinned.clear()
+
+    def require_routed(self, moe_index: int, routed: Slots) -> Slots:
+        """Slot of each routed expert, which may repeat; waits for those that are missing.
+
+        Nothing is pinned: only this thread evicts, so the slots stay right until its next
+        `require*`, `stream` or `lend`. Errors as in `require`.
+        """
+        slots = self._rows[moe_index].take(routed)
+        if -1 not in slots.tolist():
+            self._counted.hits += slots.size
+            return slots
+        experts = np.unique(routed)
+        with self._lanes.lock:
+            demand = self._demand(moe_index, experts, routed=routed.size)
+            try:
+                demand.check_fits()
+                demand.gather(experts.size, everything=True)
+            finally:
+                demand.abandon()
+        return self._rows[moe_index].take(routed)
+
+    def stream(self, moe_index: int, experts: Slots) -> Iterator[tuple[Slots, Slots]]:
+        """Waves (experts, their slots) that cover the distinct `experts` once each.
+
+        The first wave is what is resident, while reads of the others have begun; then whatever
+        has become ready, at least one, at most half the ring. A wave stays pinned until the next
+        one is asked for or the generator is closed, which may happen at any time. What was read
+        stays resident, as far as the policy finds nothing colder to put out. Errors as in
+        `require`.
+        """
+        pool, region = self.pool, self.pool.region(moe_index)
+        with self._lanes.lock:
+            demand = self._demand(moe_index, experts, routed=experts.size)
+        try:
+            with self._lanes.lock:
+                wave = demand.take_resident()
+                demand.advance(min(self.ring, pool.usable(region)) + demand.held)
+            if wave[0].size:
+                yield wave
+            while True:
+                with self._lanes.lock:
+                    demand.consume()
+                    if demand.finished:
+                        return
+                    ring = max(1, min(self.ring, pool.usable(region) + demand.held))
+                    demand.gather(ring, everything=False)
+                    wave = demand.take_ready(max(1, ring // 2))
+                yield wave
+        finally:
+            with self._lanes.lock:
+                demand.abandon()
+
+    def _demand(self, moe_index: int, experts: Slots, *, routed: int) -> Demand:
+        missing = experts[self._rows[moe_index].take(experts) < 0]
+        flat = missing + moe_index * self.layout.n_experts
+        self._counted.misses += missing.size
+        self._counted.hits += routed - missing.size
+        self._stats.loan_misses += int(self._forgotten[flat].sum())
+        self._forgotten[flat] = self._refilled[flat] = False
+        return Demand(self._lanes, moe_index, experts, purpose=self._stage, stats=self._counted)
+
+    # -- heat
+
+    def touch(
+        self, moe_index: int, experts: Slots, counts: NDArray[np.integer] | None = None
+    ) -> None:
+        """Tells the policy what the router chose: `experts` of one layer, in a prompt chunk
+        distinct and with `counts` (tokens each), in a decode window as routed."""
+        self.policy.touch(moe_index, experts, counts)
+        if self._refills_unused:
+            self._note_refill_hits(experts + moe_index * self.layout.n_experts)
+
+    def _note_refill_hits(self, flat: NDArray[np.integer]) -> None:
+        self._stats.refill_hits += int(self._refilled[np.unique(flat)].sum())
+        self._refilled[flat] = False
+        # In this order: a lane may add to them meanwhile.
+        self._refills_unused = False
+        self._refills_unused = bool(self._refilled.any())
+
+    # -- filling the pool
+
+    def warm(self, *, progress: Callable[[int, int], None] | None = None) -> None:
+        """Fills the free slots, hottest experts first, on all lanes, and waits for it.
+
+        `progress(done, total)` in bytes of slots. A read that fails is reported by `on_event`
+        and leaves its slot empty. Interrupted, it leaves the rest empty.
+        """
+        with self._lanes.lock:
+            total = self._refill.start("warm", lanes=self._io_lanes)
+            self._lanes.wake_lanes()
+        try:
+            while self._refill.active:
+                with self._lanes.lock:
+                    if self._refill.active:
+                        self._lanes.wait()
+                if progress is not None:
+                    progress(self._refill.filled_bytes, total)
+        finally:
+            self._stop_refill()
+
+    def refill(self) -> float:
+        """Starts to fill the free slots as the refill policy says, hottest experts first.
+
+        Returns the milliseconds waited: 0 unless the policy is `blocking`.
+        """
+        if self.refill_mode == "lazy":
+            return 0.0
+        blocking = self.refill_mode == "blocking"
+        with self._lanes.lock:
+            if not self._refill.active:
+                self._refilled[:] = False
+                self._refill.start("refill", lanes=self._io_lanes if blocking else 1)
+            self._refill.paused = False
+            self._lanes.wake_lanes()
+        return self._wait_for_refill() if blocking else 0.0
+
+    def _wait_for_refill(self) -> float:
+        start = perf_counter_ns()
+        try:
+            with self._lanes.lock:
+                while self._refill.active:
+                    self._lanes.wait()
+        finally:
+            waited = perf_counter_ns() - start
+            self._stats.refill_waited_ns += waited
+            self._refill.waited_ns += waited
+        return waited / 1e6
+
+    def pause_refill(self) -> None:
+        """No refill read begins until `resume_refill` (or the next `refill`)."""
+        with self._lanes.lock:
+            self._refill.paused = True
+
+    def resume_refill(self) -> None:
+        """Undoes `pause_refill`."""
+        with self._lanes.lock:
+            self._refill.paused = False
+            self._lanes.wake_lanes()
+
+    def refill_state(self) -> RefillState:
+        """Where the latest refill (or `warm`) stands."""
+        with self._lanes.lock:
+            return self._refill.state()
+
+    def _stop_refill(self) -> None:
+        with self._lanes.lock:
+            self._refill.stop()
+
+    # -- lending
+
+    def lendable_bytes(self) -> int:
+        """How much `lend` can give."""
+        with self._lanes.lock:
+            return lending.lendable_bytes(self.pool)
+
+    def lend(self, nbytes: int) -> Loan:
+        """Lends at least `nbytes` of whole slots (see lending.py), one loan at a time.
+
+        Ends the refill and waits for the reads in flight. Nothing may be pinned. Raises
+        SlotwiseError when the pool cannot give that much.
+        """
+        with self._lanes.lock:
+            self._refill.stop()
+            while not self._lanes.idle:
+                self._lanes.wait()
+            loan = lending.lend(self.pool, nbytes, arena=self._arena)
+        self._forgotten[:] = False
+        self._forgotten[loan.forgotten] = True
+        self._stats.lent_slots += loan.price.slots_lent
+        self._stats.forgotten_experts += loan.price.experts_forgotten
+        self._stats.moved_slots += loan.price.experts_moved
+        self._stats.moved_bytes += loan.price.bytes_moved
+        return loan
+
+    def give_back(self, loan: Loan) -> None:
+        """The lent slots are free again, and empty."""
+        with self._lanes.lock:
+            lending.give_back(self.pool, loan)
+
+    # -- books
+
+    def snapshot(self) -> Stats:
+        """A copy of all counters so far; subtract two of them to get those in between."""
+        with self._lanes.lock:
+            self._stats.evictions = self.pool.evictions
+            return self._stats.copy()
+
+    def check_conservation(self) -> None:
+        """Raises PoolError when free + loading + resident + lent is not all slots."""
+        with self._lanes.lock:
+            self.pool.check_conservation()
+
+    def close(self) -> None:
+        """Ends the lanes after the reads in flight, drops queued ones and closes the store."""
+        self._lanes.close()
+        self._store.close()
+
+    def _settled(self, read: Read) -> None:
+        """Called by a lane, with the lock held, for every read that is done or failed."""
+        done = read.state is ReadState.DONE
+        self._stats.failed_reads += not done
+        if read.purpose in DEMAND:
+            stage = self._stats.read if read.purpose == "read" else self._stats.decode
+            stage.bytes_read += read.nbytes
+            return
+        self._refill.settled(read)
+        if read.purpose == "warm":
+            self._stats.warm_slots += done
+            self._stats.warm_bytes += read.nbytes
+            return
+        self._stats.refill_slots += done
+        self._stats.refill_bytes += read.nbytes
+        self._stats.refill_ns += read.ns
+        if done:
+            self._refilled[self.pool.flat(read.moe_index, read.expert)] = True
+            self._refills_unused = True
+
+
+def _ignore(name: str, **fields: object) -> None:
+    pass

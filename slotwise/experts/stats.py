@@ -1,0 +1,62 @@
+"""What the pool did: counters since the start, subtracted to get those of one request."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+
+@dataclass
+class _Counters:
+    def __sub__(self, earlier: Self) -> Self:
+        names = [f.name for f in fields(self)]
+        return type(self)(**{n: getattr(self, n) - getattr(earlier, n) for n in names})
+
+    def copy(self) -> Self:
+        return copy.deepcopy(self)
+
+
+@dataclass
+class StageStats(_Counters):
+    """One side of a request, the wide read or decode."""
+
+    hits: int = 0
+    """Routed entries that no read was needed for."""
+    misses: int = 0
+    """Distinct experts that had to be waited for."""
+    bytes_read: int = 0
+    """From the slow tier, as the store counts them."""
+    wait_ns: int = 0
+    """Time the engine stood still until a read was done."""
+
+
+@dataclass
+class Stats(_Counters):
+    """All counters only grow; `later - earlier` is what happened in between."""
+
+    read: StageStats = field(default_factory=StageStats)
+    decode: StageStats = field(default_factory=StageStats)
+    warm_slots: int = 0
+    warm_bytes: int = 0
+    refill_slots: int = 0
+    refill_bytes: int = 0
+    refill_ns: int = 0
+    """Sum of the refill reads' own durations; not time anyone waited."""
+    refill_waited_ns: int = 0
+    """Time the engine waited for a refill (`blocking` only)."""
+    refill_hits: int = 0
+    """Refilled experts that were then used: the misses the refill saved."""
+    lent_slots: int = 0
+    forgotten_experts: int = 0
+    moved_slots: int = 0
+    moved_bytes: int = 0
+    loan_misses: int = 0
+    """Misses on experts which the latest loan had forgotten: what the loan cost."""
+    evictions: int = 0
+    failed_reads: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain dict, nanoseconds and bytes as named."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return plain | {stage: dict(vars(plain[stage])) for stage in ("read", "decode")}
