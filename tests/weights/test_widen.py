@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import quants
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotwise.weights.widen import widen_q2_0
@@ -22,6 +22,7 @@ def values_of_q2_0(raw: bytes) -> np.ndarray:
     return np.array(values, np.float32)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4).flatmap(lambda n: st.binary(min_size=18 * n, max_size=18 * n)))
 def test_q4_0_has_the_values_of_q2_0(raw: bytes) -> None:
     wide = widen_q2_0(np.frombuffer(raw, np.uint8))
