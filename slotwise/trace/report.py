@@ -36,8 +36,8 @@ def where_time_went(record: RequestRecord) -> RenderableType:
         warning = f"DEFECT: {ledger.counted_twice_ns} ns were counted twice; do not use this table"
         parts.append(Text(warning, style="bold red"))
     if record.lanes:
-        note = "" if record.lanes_complete else " (at least: older work is no longer in the log)"
-        heading = f"Meanwhile, on the lanes: overlapped, not part of the sum{note}"
+        note = "" if record.lanes_complete else " (lower bounds)"
+        heading = f"On the lanes meanwhile: overlapped, not part of the sum{note}"
         parts += [Text(heading, style="bold"), _lane_table(record.lanes)]
     return Group(*parts)
 
@@ -86,8 +86,8 @@ def _title(record: RequestRecord) -> str:
     if record.ledger.status != "done":
         return f"Where the time went, {record.ledger.status} before the first token"
     return (
-        f"Time to the first token: {tokens.prompt} prompt tokens = "
-        f"{tokens.reused} reused + {tokens.read} read + 1 in the first window"
+        f"Time to the first token: {_ms(record.ledger.wall_ns)} ms\n{tokens.prompt:,} prompt tokens"
+        f" = {tokens.reused:,} reused + {tokens.read:,} read + 1 (first window)"
     )
 
 
