@@ -1,48 +1,41 @@
-"""Quantise and dequantise test weights, by type name.
+"""Test weights in any ggml type, by type name.
 
-Quantising is ggml's own (one oracle needs no second); dequantising is gguf's numpy code, which is
-independent of ggml, plus the two types that `gguf` 0.19.0 lacks.
+Quantising is ggml's own (an oracle needs no second opinion on rounding); dequantising is gguf's
+numpy code, which is independent of ggml, plus the two types that `gguf` 0.19.0 lacks.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-Q2_0 = 42
 BLOCKS: dict[str, tuple[int, int, int]] = {
     t.name: (int(t), *sizes) for t, sizes in GGML_QUANT_SIZES.items()
-} | {"Q1_0": (41, 128, 18), "Q2_0": (Q2_0, 64, 18)}
+} | {"Q1_0": (41, 128, 18), "Q2_0": (42, 64, 18)}
 """Type id, elements and bytes of a block, by type name."""
 
 
 def quantise(values: np.ndarray, type_name: str) -> np.ndarray:
-    """float32 [..., n] -> uint8 [..., bytes of a row]."""
-    if type_name == "F32":
-        return np.ascontiguousarray(values, np.float32).view(np.uint8)
-    if type_name == "Q2_0":
-        return _quantise_q2_0(values)
-    import ggml
+    """float32 [..., n] -> uint8 [..., bytes of a row].
 
+    For the IQ types the result only has the scale of `values`: take the weights from it.
+    """
     type_id, block, nbytes = BLOCKS[type_name]
-    n = values.shape[-1]
-    assert n % block == 0, (type_name, values.shape)
-    flat = np.ascontiguousarray(values, np.float32).reshape(-1, n)
-    out = np.empty((len(flat), n // block * nbytes), np.uint8)
-    importance = np.ones(n, np.float32) if ggml.ggml_quantize_requires_imatrix(type_id) else None
-
-    def floats(array: np.ndarray | None) -> Any:
-        return None if array is None else array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-
-    written = ggml.ggml_quantize_chunk(
-        type_id, floats(flat), out.ctypes.data, 0, len(flat), n, floats(importance)
-    )
-    assert written == out.nbytes, (type_name, written, out.nbytes)
-    return out.reshape(*values.shape[:-1], -1)
+    assert values.shape[-1] % block == 0, (type_name, values.shape)
+    flat = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1])
+    if type_name == "F32":
+        rows = flat.view(np.uint8)
+    elif type_name == "Q2_0":
+        rows = _quantise_q2_0(flat)
+    elif type_name.startswith("IQ"):
+        rows = _random_blocks(flat, type_name)
+    else:
+        rows = np.empty((len(flat), flat.shape[1] // block * nbytes), np.uint8)
+        _quantise_by_ggml(flat, type_id, rows)
+    return rows.reshape(*values.shape[:-1], -1)
 
 
 def dequantise(rows: np.ndarray, type_name: str) -> np.ndarray:
@@ -57,6 +50,43 @@ def dequantise(rows: np.ndarray, type_name: str) -> np.ndarray:
     return dequantize(rows, GGMLQuantizationType[type_name])
 
 
+def _quantise_by_ggml(flat: np.ndarray, type_id: int, out: np.ndarray) -> None:
+    import ggml
+
+    source = flat.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    written = ggml.ggml_quantize_chunk(
+        type_id,
+        source,  # pyright: ignore[reportArgumentType]  (declared as an array, takes a pointer)
+        out.ctypes.data,
+        0,
+        *flat.shape,
+        None,
+    )
+    assert written == out.nbytes, (type_id, written, out.nbytes)
+
+
+def _random_blocks(flat: np.ndarray, type_name: str) -> np.ndarray:
+    """Any bytes are valid IQ codes, and the quantisers' tables take up to 14 s to build."""
+    _, block, nbytes = BLOCKS[type_name]
+    rng = np.random.default_rng(flat.size)
+    blocks = rng.integers(0, 256, (flat.size // block, nbytes), np.uint8)
+    _set_scale(blocks, type_name, np.float16(1))
+    rms = np.sqrt(np.mean(dequantise(blocks, type_name) ** 2))
+    _set_scale(blocks, type_name, np.float16(np.sqrt(np.mean(flat**2)) / rms))
+    return blocks.reshape(len(flat), -1)
+
+
+def _set_scale(blocks: np.ndarray, type_name: str, scale: np.float16) -> None:
+    if type_name != "IQ1_M":
+        blocks[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)
+        return
+    # IQ1_M keeps its scale in the high four bits of the last four 16-bit words, lowest first.
+    for i in range(4):
+        nibble = int(scale.view(np.uint16)) >> 4 * i & 15
+        high = blocks[:, 48 + 2 * i + 1]
+        high[:] = high & 15 | nibble << 4
+
+
 def _unpack(rows: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Blocks of an fp16 scale and 16 bytes of codes, lowest bits first: scales, codes."""
     blocks = rows.reshape(-1, 18)
@@ -66,11 +96,11 @@ def _unpack(rows: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     return scale, codes.reshape(len(blocks), -1).astype(np.float32)
 
 
-def _quantise_q2_0(values: np.ndarray) -> np.ndarray:
+def _quantise_q2_0(flat: np.ndarray) -> np.ndarray:
     """Nearest of -d, 0, d, 2d, with d the block's root mean square."""
-    blocks = values.reshape(-1, 64)
+    blocks = flat.reshape(-1, 64)
     scale = np.sqrt((blocks**2).mean(1, keepdims=True)).astype(np.float16)
     codes = np.clip(np.rint(blocks / scale.astype(np.float32)) + 1, 0, 3).astype(np.uint8)
     packed = (codes.reshape(-1, 16, 4) << np.arange(0, 8, 2, dtype=np.uint8)).sum(2)
     rows = np.concatenate([scale.view(np.uint8), packed.astype(np.uint8)], axis=1)
-    return rows.reshape(*values.shape[:-1], -1)
+    return rows.reshape(len(flat), -1)

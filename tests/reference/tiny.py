@@ -9,7 +9,7 @@ tokenizer: `tokenizer.ggml.model` is "none" and tests give token ids.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,11 @@ def everything_f32(_name: str) -> str:
 def experts_in(type_name: str) -> TypeOf:
     """Expert matrices in `type_name`, the rest in F32."""
     return lambda name: type_name if name.endswith("_exps.weight") else "F32"
+
+
+def by_part(types: Mapping[str, str]) -> TypeOf:
+    """The type of the first key that occurs in the tensor's name; F32 if none does."""
+    return lambda name: next((t for part, t in types.items() if part in name), "F32")
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from reference.writers import shared
 
-WIDTH, FF, HEADS, HEADS_KV, HEAD_DIM = 256, 256, 4, 2, 32
+WIDTH, FF, HEADS, HEADS_KV, HEAD_DIM = 256, 256, 8, 2, 64
 EXPERTS, USED = 8, 3
 EPS, THETA = 1e-6, 1e6
 
