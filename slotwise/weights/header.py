@@ -109,8 +109,8 @@ def read_header(path: Path) -> Shard:
     """Reads one file's header. Refused when it is not a readable GGUF header, nothing else."""
     try:
         return _read_header(path)
-    except OSError as error:
-        found = f"cannot be read: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+        found = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         step = "Check the path and its permissions."
         finding = refusal(path, "file-unreadable", found, "a readable GGUF file", step)
     raise Refused([finding])

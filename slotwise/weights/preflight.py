@@ -7,10 +7,11 @@ as `Upstairs`, because imports point downwards. Nothing is loaded and no memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gguf.constants import Keys
 
@@ -28,26 +29,29 @@ from slotwise.weights.shards import ModelFile, inspect
 _FEW = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Requirements:
-    """What one architecture needs of a file; slotwise/models has one for each architecture."""
+class TensorNeed(Protocol):
+    """One tensor an architecture reads; slotwise/models has the lists. `shape` in ggml order."""
 
-    keys: tuple[str, ...]
-    """Metadata keys, without the architecture's prefix: ``block_count``."""
-    tensors: Callable[[ModelFile], Mapping[str, tuple[int, ...] | None]]
-    """Name and shape (ggml order; None: any) of every tensor that must be there. Called only with
-    all keys present and `block_count` a number not above the number of tensors."""
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def optional(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upstairs:
     """What only the rooms above this one know; the caller hands it down."""
 
-    architectures: Mapping[str, Requirements]
-    profile_shape: Callable[[Path], tuple[int, int]]
-    """(layers with experts, experts a layer) that a profile was made for; may raise."""
+    architectures: Collection[str]
+    requirements: Callable[[ModelFile], Iterable[TensorNeed]]
+    """The tensors the model's architecture reads; Refused for keys that are missing or senseless.
+    Called for known architectures only, with a `block_count` that the file can have."""
+    check_profile: Callable[[Path, ExpertLayout, str], Iterable[Finding]]
+    """For a profile's file, the layout and `ModelFile.digest`."""
     plan: Callable[..., MemoryNeed]
-    """``plan(model, layout, context=, chunk=, kv_type=)``: the smallest budget; may raise."""
+    """``plan(model, layout, context=, chunk=, kv_type=)``: the smallest memory budget."""
 
 
 @dataclass(frozen=True)
@@ -136,35 +140,33 @@ def _architecture(subject: _Subject) -> Iterator[Finding]:
 
 
 def _requirements(subject: _Subject) -> Iterator[Finding]:
-    model, needs = subject.model, subject.upstairs.architectures.get(subject.model.arch)
-    if needs is None:
+    model = subject.model
+    if model.arch not in subject.upstairs.architectures:
         return
-    names = [f"{model.arch}.{key}" for key in needs.keys]
-    if absent := [n for n in names if type(model.metadata.get(n)) not in (int, float, list)]:
-        found = f"lacks the keys {', '.join(absent)}, or they are not numbers"
-        yield refusal(model.path, "key-missing", found, f"the keys of {model.arch}")
+    layers = model.metadata.get(f"{model.arch}.block_count")
+    if type(layers) is int and layers > len(model.tensors):
+        found = f"has {model.arch}.block_count = {layers:,} and {len(model.tensors):,} tensors"
+        yield refusal(model.path, "block-count", found, "a tensor for each layer at least")
         return
-    count = model.metadata.get(f"{model.arch}.block_count", 0)
-    if type(count) is not int or not 0 <= count <= len(model.tensors):
-        found = f"has {model.arch}.block_count = {shown(str(count))}"
-        yield refusal(model.path, "key-invalid", found, "the number of layers in the file")
-        return
-    wanted = needs.tensors(model)
-    if missing := [name for name in wanted if name not in model.tensors]:
-        found = f"lacks {len(missing):,} of the {len(wanted):,} tensors of {model.arch}: "
-        found += ", ".join(missing[:_FEW]) + (", ..." if len(missing) > _FEW else "")
-        yield refusal(model.path, "tensor-missing", found, "all of them")
-    crooked = [
-        (model.tensors[name], shape)
-        for name, shape in wanted.items()
-        if shape is not None and name in model.tensors and model.tensors[name].shape != shape
-    ]
+    needs = list(subject.upstairs.requirements(model))
+    missing = [n.name for n in needs if n.name not in model.tensors and not n.optional]
+    if missing:
+        found = f"lacks {len(missing):,} tensors: {', '.join(missing[:_FEW])}"
+        found += ", ..." if len(missing) > _FEW else ""
+        yield refusal(model.path, "tensor-missing", found, f"all tensors of {model.arch}")
+    present = [(model.tensors[n.name], n.shape) for n in needs if n.name in model.tensors]
+    crooked = [(tensor, shape) for tensor, shape in present if not _same(tensor.shape, shape)]
     if crooked:
         tensor, shape = crooked[0]
         found = f"has the shape {list(tensor.shape)}"
         found += f" (and {len(crooked) - 1:,} more tensors)" if len(crooked) > 1 else ""
         where = f"{tensor.path}: tensor {tensor.name}"
         yield refusal(where, "tensor-shape", found, f"{list(shape)} by the model's keys")
+
+
+def _same(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Equal but for dimensions of 1 at the end, which writers add or leave away as they like."""
+    return all(a == b for a, b in zip_longest(shape, other, fillvalue=1))
 
 
 def _layout(model: ModelFile) -> tuple[ExpertLayout | None, list[Finding]]:
@@ -204,22 +206,11 @@ def _context(subject: _Subject) -> Iterator[Finding]:
         yield replace(finding, level="warning")
 
 
-def _profile(subject: _Subject) -> Iterator[Finding]:
-    layout, profile = subject.layout, subject.profile
-    if layout is None or profile is None:
-        return
-    try:
-        layers, experts = subject.upstairs.profile_shape(profile)
-    except OSError as error:
-        raise SlotwiseError(
-            f"{profile} cannot be read: {error.strerror or error}",
-            next_step="Check the path, or make one with `slotwise profile`.",
-        ) from error
-    if (layers, experts) != (layout.n_moe_layers, layout.n_experts):
-        found = f"is a profile of {layers:,} layers x {experts:,} experts"
-        expected = f"{layout.n_moe_layers:,} x {layout.n_experts:,}, as {subject.model.path.name}"
-        step = "Leave the profile away, or make one for this model with `slotwise profile`."
-        yield refusal(profile, "profile-shape", found, expected, step)
+def _profile(subject: _Subject) -> Iterable[Finding]:
+    if subject.layout is None or subject.profile is None:
+        return []
+    check = subject.upstairs.check_profile
+    return check(subject.profile, subject.layout, subject.model.digest)
 
 
 def _pack(subject: _Subject) -> Iterable[Finding]:
