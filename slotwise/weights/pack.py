@@ -83,6 +83,12 @@ def write_pack(
             if (path / INDEX).exists():
                 return read_index(path)
             return _write(model, layout, path, progress=progress, lanes=lanes)
+    except KeyboardInterrupt as stop:
+        kept = len(read_journal(path / JOURNAL)[1])
+        raise Interrupted(
+            f"{path}: stopped; {kept:,} of {layout.n_total:,} experts are written and kept",
+            next_step="Run the same command again to go on.",
+        ) from stop
     except OSError as error:
         raise SlotwiseError(
             f"{error.filename or path}: the pack cannot be written ({describe(error)})",
@@ -130,6 +136,8 @@ def _write(
     if (folder / EXPERTS).exists():  # stopped between the last image and the index
         rename(folder / EXPERTS, folder / PARTIAL)
     try:
+        if _held(folder) + _free(folder) < _needed(layout):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _reserve(folder / PARTIAL, offsets[-1])
         with _PackWriter(model, layout, folder, offsets=offsets) as writer:
             checksums, written = writer.run(lanes, progress=progress)
@@ -147,16 +155,10 @@ def _write(
         )
         rename(folder / PARTIAL, folder / EXPERTS)
         replace_file(folder / INDEX, json.dumps(index.to_dict()))
-    except KeyboardInterrupt as stop:
-        kept = len(read_journal(folder / JOURNAL)[1])
-        raise Interrupted(
-            f"{folder}: stopped; {kept:,} of {layout.n_total:,} experts are written and kept",
-            next_step="Run the same command again to go on.",
-        ) from stop
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        raise _full(folder, layout, nbytes=offsets[-1], cause=describe(error)) from error
+        raise _full(folder, layout, cause=describe(error)) from error
     (folder / JOURNAL).unlink()
     return index
 
@@ -164,8 +166,6 @@ def _write(
 def _reserve(partial: Path, nbytes: int) -> None:
     """Make the file its full size, with the disk room behind it where that can be had."""
     with partial.open("ab") as file:
-        if _allocated(partial) + _free(partial.parent) < nbytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             os.posix_fallocate(file.fileno(), 0, nbytes)
         except (AttributeError, OSError) as error:
@@ -174,8 +174,15 @@ def _reserve(partial: Path, nbytes: int) -> None:
         os.ftruncate(file.fileno(), nbytes)
 
 
-def _allocated(file: Path) -> int:
-    return file.stat().st_blocks * 512 if file.exists() else 0
+def _needed(layout: ExpertLayout) -> int:
+    """Bytes of disk for the whole pack; the index and the journal are lines of text an expert."""
+    return layout.total_bytes + 32 * layout.n_total + (64 << 10)
+
+
+def _held(folder: Path) -> int:
+    """Bytes of disk that the images have taken already."""
+    files = [folder / name for name in (PARTIAL, EXPERTS)]
+    return sum(file.stat().st_blocks * 512 for file in files if file.exists())
 
 
 def _free(folder: Path) -> int:
@@ -183,17 +190,17 @@ def _free(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _full(folder: Path, layout: ExpertLayout, *, nbytes: int, cause: str) -> SlotwiseError:
+def _full(folder: Path, layout: ExpertLayout, *, cause: str) -> SlotwiseError:
     """The error for a full disk, quota or size limit; a start with nothing to keep is removed."""
-    held, free = _allocated(folder / PARTIAL), _free(folder)
+    held, free = _held(folder), _free(folder)
     if kept := len(read_journal(folder / JOURNAL)[1]):
-        left = f"{kept:,} of {layout.n_total:,} experts are written and kept in {PARTIAL}"
+        left = f"{kept:,} of {layout.n_total:,} experts are written and kept"
     else:
         left = "nothing is left behind"
         held, free = 0, free + held
         for name in (PARTIAL, JOURNAL):
             (folder / name).unlink(missing_ok=True)
-    needed = nbytes - held
+    needed = _needed(layout) - held
     if free < needed:
         room = f"it needs {needed:,} bytes, {free:,} are available, {needed - free:,} are missing"
     else:

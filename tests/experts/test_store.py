@@ -56,6 +56,15 @@ def test_both_stores_give_the_bytes_of_the_source(model: ExpertFile, shift: int)
     pack.close()
 
 
+def test_bytes_of_no_projection_are_zero(tmp_path: Path) -> None:
+    model = write_experts(tmp_path / "gaps.gguf", ["MXFP4"], n_embd=32, n_ff=96)
+    store = GgufStore(*model.open())
+    gate, up, _ = store.layout.slot_class(0).projections
+    assert gate.nbytes < up.offset
+    assert read(store, 0, 1) == model.image(0, 1)
+    store.close()
+
+
 def test_a_pack_store_reads_a_slot_in_one_go(
     model: ExpertFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -35,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "Q8_0": {"types": ["Q8_0", "Q8_0"], "n_embd": 32, "n_ff": 96},
     "Q4_0": {"types": ["Q4_0"]},
     "Q2_0": {"types": ["Q2_0", "Q2_0"]},
-    "MXFP4": {"types": ["MXFP4"]},
+    "MXFP4": {"types": ["MXFP4"], "n_embd": 32, "n_ff": 96},
     "Q4_K and Q6_K": {"types": ["Q4_K", ("Q4_K", "Q4_K", "Q6_K")], **WIDE},
     "IQ1_M": {"types": ["IQ1_M"], **WIDE},
     "mixed": {"types": ["Q8_0", ("Q2_0", "Q4_0", "Q5_1"), "Q8_0"], "layers": [1, 3, 4]},
@@ -287,16 +288,21 @@ def finishes(model: ExpertFile, folder: Path, *, kill_at: int) -> bool:
 
 def test_killed_at_every_point(model: ExpertFile, folder: Path) -> None:
     kills = 0
+    still_to_write: set[int] = set()
     while not finishes(model, folder, kill_at=kills + 1):
         kills += 1
-        if (folder / EXPERTS).exists():
+        left = names(folder)
+        if EXPERTS in left:
             assert (folder / EXPERTS).read_bytes() == model.images()
-        if (folder / INDEX).exists():
+        if INDEX in left:
             assert codes(model, folder, deep=True) == []
-        write(model, folder, lanes=1)
+        written = write(model, folder, lanes=1).written
+        assert written == 0 or EXPERTS not in left
+        still_to_write.add(written)
         assert_complete(model, folder)
         shutil.rmtree(folder)
     assert kills > 20
+    assert still_to_write == {0, 1, 2, 3, 4, 5, 6}
     assert_complete(model, folder)
 
 
@@ -427,7 +433,8 @@ def test_room_is_checked_first(
     blocks = 5000 // real.f_frsize + 1
     small = os.statvfs_result((*real[:4], blocks, *real[5:]))
     monkeypatch.setattr(os, "statvfs", lambda path: small)
-    needed, free = len(model.images()), blocks * real.f_frsize
+    needed, free = pack._needed(model.open()[1]), blocks * real.f_frsize
+    assert needed > len(model.images())
     with pytest.raises(SlotwiseError) as caught:
         write(model, folder)
     assert f"needs {needed:,} bytes" in str(caught.value)
@@ -468,7 +475,9 @@ def test_a_limit_on_file_sizes(model: ExpertFile, folder: Path) -> None:
             write_pack(*opened, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert f"{len(model.images()):,} bytes are missing" in str(caught.value)
+    assert re.search(
+        r"a quota or a size limit stops it, [\d,]+ bytes are missing", str(caught.value)
+    )
     assert not folder.exists()
 
 
@@ -491,6 +500,16 @@ def test_a_really_full_disk(model: ExpertFile, small_disk: Path) -> None:
     with pytest.raises(SlotwiseError, match=r"\d are missing; nothing is left behind"):
         write(model, small_disk / "pack")
     assert names(small_disk) == set()
+
+
+def test_the_last_file_finds_no_room(model: ExpertFile, folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack, "replace_file", lambda *_: full())
+        with pytest.raises(SlotwiseError, match="6 of 6 experts are written and kept"):
+            write(model, folder)
+    assert codes(model, folder) == ["pack-missing"]
+    assert write(model, folder).written == 0
+    assert_complete(model, folder)
 
 
 def test_a_disk_that_fills_up_without_a_reservation(
