@@ -82,6 +82,7 @@ class Demand:
 
         Raises the error of a read that failed.
         """
+        self._lanes.check_alive()
         self._collect()
         n = max(0, min(len(self._waiting), limit - self.held))
         batch = [self._waiting.popleft() for _ in range(n)]

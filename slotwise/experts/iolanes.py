@@ -98,8 +98,6 @@ class IoLanes:
 
     def demand(self, moe_index: int, expert: int, slot: int, *, purpose: str) -> Read:
         """Locked. Queues a read that someone will wait for."""
-        if self._closing:
-            raise PoolError("an expert was asked for after close()")
         read = Read(moe_index=moe_index, expert=expert, slot=slot, purpose=purpose)
         self._reads[self.pool.flat(moe_index, expert)] = read
         self._queue.append(read)
@@ -123,10 +121,16 @@ class IoLanes:
         """Locked. Nothing is queued and nothing is being read."""
         return not self._reads
 
-    def wait(self) -> None:
-        """Locked. Until some read is settled or the refill ends; raises if a lane has died."""
+    def check_alive(self) -> None:
+        """Locked. Raises when a lane has died, or all have ended by `close`."""
         if self._broken is not None:
             raise SlotwiseError(f"an I/O lane stopped: {self._broken!r}") from self._broken
+        if self._closing:
+            raise PoolError("the I/O lanes were asked for an expert after close()")
+
+    def wait(self) -> None:
+        """Locked. Until some read is settled or the refill ends. Raises as `check_alive`."""
+        self.check_alive()
         self._progress.wait()
 
     def wake_lanes(self) -> None:
@@ -140,6 +144,7 @@ class IoLanes:
             for read in list(self._queue):
                 self.cancel(read)
             self._work.notify_all()
+            self._progress.notify_all()
         for thread in self._threads:
             thread.join()
 

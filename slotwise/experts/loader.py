@@ -10,7 +10,7 @@ counted for the current `stage`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns
 from typing import Literal
 
@@ -23,7 +23,7 @@ from slotwise.experts.demand import Demand
 from slotwise.experts.iolanes import DEMAND, IoLanes, OnEvent, Read, ReadState
 from slotwise.experts.lending import Loan
 from slotwise.experts.policy import make_policy
-from slotwise.experts.pool import Arena, Pool, PoolError
+from slotwise.experts.pool import SMALL_RING, Arena, Pool, PoolError
 from slotwise.experts.profile import Profile
 from slotwise.experts.refill import REFILL_MODES, Refill, RefillState
 from slotwise.experts.stats import Stats
@@ -137,7 +137,7 @@ class Experts:
                 demand.abandon()
         return self._rows[moe_index].take(routed)
 
-    def stream(self, moe_index: int, experts: Slots) -> Iterator[tuple[Slots, Slots]]:
+    def stream(self, moe_index: int, experts: Slots) -> Generator[tuple[Slots, Slots]]:
         """Waves (experts, their slots) that cover the distinct `experts` once each.
 
         The first wave is what is resident, while reads of the others have begun; then whatever
@@ -152,7 +152,7 @@ class Experts:
         try:
             with self._lanes.lock:
                 wave = demand.take_resident()
-                demand.advance(min(self.ring, pool.usable(region)) + demand.held)
+                demand.advance(self._ring(pool.usable(region)) + demand.held)
             if wave[0].size:
                 yield wave
             while True:
@@ -160,13 +160,17 @@ class Experts:
                     demand.consume()
                     if demand.finished:
                         return
-                    ring = max(1, min(self.ring, pool.usable(region) + demand.held))
+                    ring = self._ring(pool.usable(region) + demand.held)
                     demand.gather(ring, everything=False)
-                    wave = demand.take_ready(max(1, ring // 2))
+                    wave = demand.take_ready(ring // 2)
                 yield wave
         finally:
             with self._lanes.lock:
                 demand.abandon()
+
+    def _ring(self, usable: int) -> int:
+        # Half of a small pool is left to the hot experts of other layers.
+        return max(SMALL_RING, min(self.ring, usable // 2))
 
     def _demand(self, moe_index: int, experts: Slots, *, routed: int) -> Demand:
         missing = experts[self._rows[moe_index].take(experts) < 0]

@@ -43,7 +43,7 @@ class FakeArena:
     def view(self, offset: int, nbytes: int) -> memoryview:
         assert offset % PAGE == 0
         assert offset + nbytes <= self.size
-        return memoryview(self.bytes)[offset : offset + nbytes]
+        return self.bytes.data[offset : offset + nbytes]
 
 
 class FakeStore:
@@ -75,7 +75,7 @@ class FakeStore:
         target[: len(target) // 2] = b"\xdd" * (len(target) // 2)
         if broken:
             raise StoreError("experts.bin", expert * PAGE, "short read")
-        target[:] = memoryview(self.image(moe_index, expert, len(target)))
+        target[:] = self.image(moe_index, expert, len(target)).data
         return len(target)
 
     def close(self) -> None:
@@ -149,6 +149,12 @@ class Bench:
 
     def resident(self, moe_index: int) -> set[int]:
         return set(np.flatnonzero(self.experts.pool.table[moe_index] >= 0).tolist())
+
+    def wait_queued(self, n: int) -> None:
+        """Until `n` demand reads are queued behind those the lanes have begun."""
+        lanes = self.experts._lanes
+        while len(lanes._queue) < n:
+            lanes._threads[0].join(0.001)
 
     def quiet(self) -> None:
         """Waits until no read and no refill is underway."""
