@@ -13,11 +13,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
-from gguf.constants import Keys
-
 from slotwise.errors import Finding, Refused, SlotwiseError
 from slotwise.weights.header import REDOWNLOAD, refusal, shown
 from slotwise.weights.layout import ExpertLayout, expert_layout
+from slotwise.weights.pack_index import check_pack, default_pack_path
 from slotwise.weights.preflight_report import (
     MemoryNeed,
     PreflightReport,
@@ -25,6 +24,7 @@ from slotwise.weights.preflight_report import (
     shown_size,
 )
 from slotwise.weights.shards import ModelFile, inspect
+from slotwise.weights.vocabulary import read_vocabulary
 
 _FEW = 8
 
@@ -64,6 +64,7 @@ class _Subject:
     profile: Path | None
     pack: Path | None
     deep: bool
+    progress: Callable[[int, int], None] | None
     settings: dict[str, Any]
     layout: ExpertLayout | None = None
 
@@ -76,6 +77,7 @@ def run_preflight(
     profile: Path | None = None,
     pack: Path | None = None,
     deep: bool = False,
+    progress: Callable[[int, int], None] | None = None,
     context: int = 4096,
     chunk: int = 512,
     kv_type: str = "f16",
@@ -83,13 +85,14 @@ def run_preflight(
     """Every refusal and warning for the model that `path`, any one of its files, belongs to.
 
     `memory` is the budget in bytes (None: none to check), `pack` a pack's folder (None: the usual
-    place), `deep` reads the whole pack against its checksums. Never raises on what the files hold.
+    place), `deep` reads the whole pack against its checksums, with `progress` (bytes done, of all).
+    Never raises on what the files hold.
     """
     model, findings = inspect(path)
     if model is None:
         return PreflightReport(path=path, findings=tuple(findings), memory=memory)
     settings = {"context": context, "chunk": chunk, "kv_type": kv_type}
-    subject = _Subject(model, upstairs, memory, profile, pack, deep, settings)
+    subject = _Subject(model, upstairs, memory, profile, pack, deep, progress, settings)
     whole = not _refused(findings)
     findings += _run(_architecture, subject)
     if whole:
@@ -177,23 +180,8 @@ def _layout(model: ModelFile) -> tuple[ExpertLayout | None, list[Finding]]:
 
 
 def _tokenizer(subject: _Subject) -> Iterator[Finding]:
-    from slotwise.weights.tokenizer import KNOWN_PRE_TOKENIZERS
-
-    model = subject.model
-    kind = model.metadata.get(Keys.Tokenizer.MODEL)
-    if kind == "none":
-        return
-    if kind != "gpt2":
-        found = f"has a tokenizer of the kind {shown(str(kind))}"
-        step = "Use a model with a byte-level BPE vocabulary."
-        yield refusal(model.path, "tokenizer", found, "'gpt2' (byte-level BPE)", step)
-        return
-    pre = model.metadata.get(Keys.Tokenizer.PRE)
-    if pre not in KNOWN_PRE_TOKENIZERS:
-        found = f"has the pre-tokenizer {shown(str(pre))}, which is not known"
-        expected = f"one of {', '.join(KNOWN_PRE_TOKENIZERS)}"
-        step = "Use a conversion that names a known pre-tokenizer."
-        yield refusal(model.path, "pre-tokenizer", found, expected, step)
+    for finding in read_vocabulary(subject.model.metadata)[1]:
+        yield replace(finding, where=f"{subject.model.path}: {finding.where}")
 
 
 def _context(subject: _Subject) -> Iterator[Finding]:
@@ -214,12 +202,11 @@ def _profile(subject: _Subject) -> Iterable[Finding]:
 
 
 def _pack(subject: _Subject) -> Iterable[Finding]:
-    from slotwise.weights.pack_index import check_pack, default_pack_path
-
     if subject.layout is None:
         return []
     folder = subject.pack or default_pack_path(subject.model)
-    return check_pack(folder, subject.model, subject.layout, deep=subject.deep)
+    deep, progress = subject.deep, subject.progress
+    return check_pack(folder, subject.model, subject.layout, deep=deep, progress=progress)
 
 
 def _plan(subject: _Subject) -> tuple[MemoryNeed | None, list[Finding]]:

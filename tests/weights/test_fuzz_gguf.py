@@ -33,16 +33,19 @@ SINGLE, SPLIT = _written(1), _written(3)
 HEADER = 1100
 """Bytes that hold the whole header of SINGLE and of each file of SPLIT, about."""
 
+KINDS = ["set", "set", "set", "number", "number", "cut", "insert", "double", "delete"]
+
 
 @st.composite
 def damage(draw: st.DrawFn, data: bytes) -> bytes:
     """`data` after a few flips, cuts, insertions and copies, mostly in the header."""
     changed = bytearray(data)
-    for _ in range(draw(st.integers(1, 4))):
-        limit = len(changed) if draw(st.integers(0, 9)) == 0 else min(HEADER, len(changed))
-        start = draw(st.integers(0, max(limit - 1, 0)))
-        length = draw(st.sampled_from([1, 1, 1, 2, 4, 8, 33]))
-        match draw(st.sampled_from(["set", "number", "cut", "insert", "double", "delete"])):
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2, 4]))):
+        limit = draw(st.sampled_from([HEADER, HEADER, HEADER, len(data)]))
+        # Not from byte 0: a damaged magic or count ends every further question.
+        start = draw(st.sampled_from(range(draw(st.sampled_from([0, 24, 24, 24])), limit)))
+        length = draw(st.sampled_from([1, 1, 2, 4, 8, 33]))
+        match draw(st.sampled_from(KINDS)):
             case "set":
                 changed[start : start + length] = draw(st.binary(min_size=length, max_size=length))
             case "number":
@@ -83,7 +86,7 @@ def examine(path: Path) -> None:
                 assert part.offset + part.nbytes <= part.path.stat().st_size
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(damage(SINGLE[0][1]))
 def test_damaged_file(data: bytes) -> None:
     with TemporaryDirectory() as folder:
@@ -92,7 +95,7 @@ def test_damaged_file(data: bytes) -> None:
         examine(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_damaged_shards(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
