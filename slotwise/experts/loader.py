@@ -307,6 +307,11 @@ class Experts:
             self._stats.evictions = self.pool.evictions
             return self._stats.copy()
 
+    @property
+    def decode_wait_ns(self) -> int:
+        """Time decode stood still for reads so far; cheap enough for every window."""
+        return self._stats.decode.wait_ns
+
     def check_conservation(self) -> None:
         """Raises PoolError when free + loading + resident + lent is not all slots."""
         with self._lanes.lock:

@@ -30,6 +30,7 @@ PHASES: tuple[str, ...] = (
     "read.attention",
     "read.recurrent",
     "read.router",
+    "read.ffn",
     "read.expert_wait",
     "read.expert_compute",
     "read.combine",

@@ -1,0 +1,78 @@
+"""The state a conversation leaves in a model whose past is keys and values.
+
+Owns the memory and the tokens it stands for. Another kind of state (recurrent) needs another
+class with the same `reuse`, `advance` and `layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slotwise.kernels.backend import Buffer, Memory
+from slotwise.kernels.graph import Weights, tensor_bytes
+from slotwise.kernels.lib import F16, F32, TENSOR_ALIGNMENT
+from slotwise.models.base import LayerState
+from slotwise.models.hyper import Hyper
+
+KV_TYPES = {"f16": F16, "f32": F32}
+PADDING = 256
+"""Attention looks at a multiple of this many positions, so that graphs can be reused."""
+
+
+def padded(positions: int) -> int:
+    return -(-positions // PADDING) * PADDING
+
+
+def state_bytes(h: Hyper, context: int, kv_type: str) -> int:
+    """Bytes of keys and values for `context` positions of every layer."""
+    type_, n = KV_TYPES[kv_type], padded(context)
+    one = _aligned(tensor_bytes(type_, (h.width_k, n)))
+    one += _aligned(tensor_bytes(type_, (h.width_v, n)))
+    return one * h.n_layers
+
+
+class KeyValueState:
+    """Keys and values of one conversation of up to `context` tokens."""
+
+    def __init__(self, h: Hyper, *, context: int, kv_type: str, memory: Memory) -> None:
+        self.capacity = context
+        self.tokens: list[int] = []
+        self._weights = Weights(2 * h.n_layers)
+        type_, n = KV_TYPES[kv_type], padded(context)
+        offset = 0
+        layers = []
+        for layer in range(h.n_layers):
+            pair = []
+            for name, width in (("k", h.width_k), ("v", h.width_v)):
+                ne = (width, n)
+                pair.append(self._weights.add(f"{name}.{layer}", type_, ne, memory, offset))
+                offset += _aligned(tensor_bytes(type_, ne))
+            layers.append(LayerState(*pair))
+        self.layers = tuple(layers)
+
+    def reuse(self, prompt: Sequence[int]) -> int:
+        """Forgets what `prompt` does not begin with; returns how many of its tokens are kept.
+
+        At least the last prompt token is left to read: its logits are needed.
+        """
+        limit = min(len(self.tokens), len(prompt) - 1)
+        kept = next((i for i in range(limit) if self.tokens[i] != prompt[i]), max(limit, 0))
+        del self.tokens[kept:]
+        return kept
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Says that the state now holds `tokens` too."""
+        self.tokens.extend(tokens)
+
+    def close(self) -> None:
+        self._weights.close()
+
+
+def open_state(h: Hyper, *, context: int, kv_type: str) -> tuple[KeyValueState, Buffer]:
+    """A state with memory of its own. Zeroed: masked positions must not hold NaN."""
+    buffer = Buffer(state_bytes(h, context, kv_type))
+    return KeyValueState(h, context=context, kv_type=kv_type, memory=buffer), buffer
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT

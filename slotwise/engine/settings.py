@@ -1,0 +1,57 @@
+"""What a user may choose about the engine; checked once, before anything is opened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slotwise.errors import UsageError
+
+KvType = Literal["f16", "f32"]
+RefillPolicy = Literal["deferred", "blocking", "lazy"]
+SlotPolicy = Literal["lfu", "lru"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Raises `UsageError` for a value that makes no sense."""
+
+    memory: int | None = None
+    """Bytes for expert slots, dense weights, keys and values, and buffers; None looks around."""
+    threads: int | None = None
+    """None: as many as this process may use."""
+    context: int = 4096
+    """Tokens of one conversation, prompt and answer together."""
+    chunk: int = 512
+    """Tokens of the prompt read at once. Changes rounding, nothing else does."""
+    kv_type: KvType = "f16"
+    refill: RefillPolicy = "deferred"
+    policy: SlotPolicy = "lfu"
+    profile: Path | None = None
+    pack: Path | None = None
+    """None: beside the model, if there is one."""
+    io_lanes: int = 4
+    slots: int | None = None
+    """Expert slots per class, instead of what `memory` allows (for tests and experiments)."""
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "context", "chunk", "io_lanes", "slots", "memory"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} is {value}, expected at least 1")
+        for name, allowed in (
+            ("kv_type", ("f16", "f32")),
+            ("refill", ("deferred", "blocking", "lazy")),
+            ("policy", ("lfu", "lru")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)!r}, "
+                    f"expected one of {', '.join(allowed)}"
+                )
+
+    @property
+    def n_threads(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))

@@ -1,0 +1,114 @@
+"""Connects the engine to the trace: lanes always, a JSONL file when the user asks for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slotwise import __version__
+from slotwise.engine.loading import Loaded
+from slotwise.engine.records import settings_record
+from slotwise.experts.lending import Loan
+from slotwise.trace import (
+    Header,
+    LaneLog,
+    LoanMade,
+    ModelShape,
+    Note,
+    RefillDone,
+    RequestEnd,
+    RequestRecord,
+    RequestStart,
+    TraceSink,
+    WindowDone,
+)
+from slotwise.trace.ledger import CLOCK, SpanHook
+
+
+class Tracing:
+    """Owns the lane log and the sink. Loader threads only ever touch the lane log."""
+
+    def __init__(self) -> None:
+        self.lanes = LaneLog()
+        self.sink: TraceSink | None = None
+
+    def on_event(self, name: str, **fields: object) -> None:
+        """Called by the I/O lanes for every read."""
+        if name != "expert_read":
+            return
+        self.lanes.record(
+            str(fields["lane"]),
+            str(fields["purpose"]),
+            int(str(fields["start_ns"])),
+            int(str(fields["end_ns"])),
+            bytes=int(str(fields["bytes"])),
+            slots=1,
+        )
+
+    def start(self, path: Path | None, loaded: Loaded) -> None:
+        """Opens the trace file. Raises UsageError where it must not be written."""
+        if path is None:
+            return
+        layout, model = loaded.blueprint.layout, loaded.blueprint.model
+        shape = ModelShape(
+            file=model.path.name,
+            arch=model.arch,
+            digest=model.digest,
+            layers=loaded.blueprint.architecture.hyper.n_layers,
+            moe_layers=layout.n_moe_layers if layout else 0,
+            experts=layout.n_experts if layout else 0,
+            experts_used=layout.n_used if layout else 0,
+            pool_slots=loaded.plan.slots,
+            slot_bytes=tuple(c.slot_bytes for c in layout.classes) if layout else (),
+        )
+        header = Header(engine_version=__version__, model=shape, settings=settings_record(loaded))
+        self.sink = TraceSink(path, header, overwrite=True)
+        if loaded.store is not None and loaded.store.note:
+            self.sink.emit(Note(at_ns=CLOCK(), code="store", text=loaded.store.note))
+
+    def request(self, name: str, start_ns: int | None) -> SpanHook | None:
+        """Announces a request; returns the hook that receives its phases."""
+        if self.sink is None:
+            return None
+        self.sink.emit(RequestStart(request=name, start_ns=start_ns or CLOCK()))
+        return self.sink.span_hook(name)
+
+    def window(self, name: str, start_ns: int, end_ns: int, wait_ns: int) -> None:
+        if self.sink is not None:
+            self.sink.emit(WindowDone(name, start_ns, end_ns, 1, wait_ns))
+
+    def end(self, record: RequestRecord, loan: Loan | None) -> None:
+        """Writes the end of a request and everything before it to disk."""
+        if self.sink is None:
+            return
+        at = CLOCK()
+        if loan is not None and record.loan is not None:
+            self.sink.emit(
+                LoanMade(
+                    request=record.request,
+                    at_ns=record.ledger.start_ns,
+                    slots=record.loan.slots,
+                    bytes=record.loan.bytes,
+                    extents=len(loan.extents),
+                )
+            )
+        if record.refill is not None:
+            self.sink.emit(
+                RefillDone(
+                    request=record.request,
+                    policy=record.refill.policy,
+                    start_ns=record.ledger.end_ns,
+                    end_ns=at,
+                    slots=record.refill.slots,
+                    bytes=record.refill.bytes,
+                    waited_ns=record.refill.waited_ns,
+                )
+            )
+        self.sink.take_lanes(self.lanes)
+        self.sink.emit(
+            RequestEnd(request=record.request, at_ns=at, status=record.status, record=record)
+        )
+
+    def close(self) -> None:
+        if self.sink is not None:
+            self.sink.close()
+            self.sink = None
