@@ -105,6 +105,6 @@ def _read(file: DirectFile, info: TensorInfo, buffer: Buffer, offset: int) -> No
         file.read_into(info.offset, buffer.view(offset, info.nbytes))
         return
     raw = np.empty(info.nbytes, np.uint8)
-    file.read_into(info.offset, memoryview(raw))
+    file.read_into(info.offset, raw.data)
     wide = widen_q2_0(raw)
     buffer.array(offset, np.uint8, (wide.size,))[:] = wide.ravel()

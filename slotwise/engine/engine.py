@@ -144,6 +144,12 @@ class Engine:
 
     # -- for tests and tools -----------------------------------------------------------
 
+    def read_only(self, tokens: Sequence[int]) -> None:
+        """Reads `tokens` into an empty state, for what the experts do meanwhile."""
+        self._check_prompt(tokens, 1)
+        self.loaded.state.reuse([-1])
+        self._reader.read(tokens, 0, ledger=Ledger(), check=_never, done=self.loaded.state.advance)
+
     def logits(
         self, tokens: Sequence[int], *, chunk: int | None = None, one_by_one: bool = False
     ) -> np.ndarray:
@@ -184,9 +190,7 @@ class Engine:
 class _Request:
     """One run of `Engine.generate`."""
 
-    def __init__(
-        self, engine: Engine, name: str, ledger: Ledger, cancel: threading.Event
-    ) -> None:
+    def __init__(self, engine: Engine, name: str, ledger: Ledger, cancel: threading.Event) -> None:
         self._engine, self._loaded = engine, engine.loaded
         self._ledger, self._cancel = ledger, cancel
         self._books = RequestBooks(name, engine.loaded, prompt=0, reused=0)
@@ -295,9 +299,7 @@ class _Request:
         """Closes what is open and files the record."""
         if self._books.ledger is None:
             self._books.ledger = self._ledger.close(status)
-        self._engine.last_record = record = self._books.record(
-            status, self._engine.tracing.lanes
-        )
+        self._engine.last_record = record = self._books.record(status, self._engine.tracing.lanes)
         self._engine.tracing.end(record, self._books.loan)
 
 

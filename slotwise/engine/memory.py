@@ -54,8 +54,8 @@ class MemoryPlan:
     @property
     def fixed(self) -> int:
         """Everything but the expert slots."""
-        return self.dense + self.state + self.windows + self.work + (
-            0 if self.slots else self.scratch
+        return (
+            self.dense + self.state + self.windows + self.work + (0 if self.slots else self.scratch)
         )
 
     def parts(self) -> dict[str, int]:

@@ -105,20 +105,20 @@ class PromptReader:
         """Lent expert slots, or for a dense model a buffer of its own."""
         with ledger.phase("lend"):
             needed = scratch_bytes(self._network, n_tokens, n_kv)
-            if self._experts is None or self._arena is None:
-                memory, extents = Buffer(needed), ((0, needed),)
-            else:
-                self.last_loan = loan = self._lend(self._experts, needed, n_tokens, n_kv)
-                memory, extents = self._arena, loan.extents
-                ledger.add("lend", slots=loan.slots)
+        if self._experts is None or self._arena is None:
+            buffer = Buffer(needed)
+            yield buffer, ((0, needed),)
+            buffer.close()
+            return
+        with ledger.phase("lend"):
+            loan = self._lend(self._experts, needed, n_tokens, n_kv)
+            ledger.add("lend", slots=loan.slots)
+        self.last_loan = loan
         try:
-            yield memory, extents
+            yield self._arena, loan.extents
         finally:
             with ledger.phase("lend"):
-                if self._experts is None:
-                    memory.close()
-                else:
-                    self._experts.give_back(loan)
+                self._experts.give_back(loan)
 
     def _lend(self, experts: Experts, needed: int, n_tokens: int, n_kv: int) -> Loan:
         """A loan whose extents hold the batch; scattered extents may take a larger one."""
@@ -143,9 +143,7 @@ class PromptReader:
             return False
         return all(g.fits(places.rest) for g in graphs)
 
-    def _batch(
-        self, n_tokens: int, n_kv: int, memory: Memory, extents: Sequence[Extent]
-    ) -> Batch:
+    def _batch(self, n_tokens: int, n_kv: int, memory: Memory, extents: Sequence[Extent]) -> Batch:
         h = self._hyper
         wanted = fields(h, n_tokens, n_kv) | pair_fields(h, n_tokens)
         places = Places(wanted, memory, extents)

@@ -24,7 +24,7 @@ from slotwise.experts.iolanes import DEMAND, IoLanes, OnEvent, Read, ReadState
 from slotwise.experts.lending import Loan
 from slotwise.experts.policy import make_policy
 from slotwise.experts.pool import SMALL_RING, Arena, Pool, PoolError
-from slotwise.experts.profile import Profile
+from slotwise.experts.profile import Profile, ProfileRecorder
 from slotwise.experts.refill import REFILL_MODES, Refill, RefillState
 from slotwise.experts.stats import Stats
 from slotwise.experts.store import ExpertStore
@@ -68,6 +68,8 @@ class Experts:
             raise PoolError(f"arena of {arena.size:,} bytes, expected {self.pool.arena_bytes:,}")
         self.refill_mode, self.ring = refill, ring or max(4 * io_lanes, 16)
         self._stats = Stats()
+        self.recorder: ProfileRecorder | None = None
+        """Counts the router's choices while it is set."""
         self.stage = "decode"
         self._rows = list(self.pool.table)
         self._pinned: list[tuple[int, Slots]] = []
@@ -189,6 +191,8 @@ class Experts:
         """Tells the policy what the router chose: `experts` of one layer, in a prompt chunk
         distinct and with `counts` (tokens each), in a decode window as routed."""
         self.policy.touch(moe_index, experts, counts)
+        if self.recorder is not None:
+            self.recorder.add(moe_index, experts if counts is None else np.repeat(experts, counts))
         if self._refills_unused:
             self._note_refill_hits(experts + moe_index * self.layout.n_experts)
 

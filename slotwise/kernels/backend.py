@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from typing import Any
 
 import ggml
 import numpy as np
@@ -35,7 +36,7 @@ class Buffer:
             self._mmap.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._mmap, dtype=np.uint8)
         self.address: int = self._bytes.ctypes.data
-        self._handle = ggml.ggml_backend_cpu_buffer_from_ptr(self.address, self.size)
+        self._handle: Any = ggml.ggml_backend_cpu_buffer_from_ptr(self.address, self.size)
         if not self._handle:
             raise SlotwiseError(f"ggml could not wrap a buffer of {self.size:,} bytes")
         self._top = 0
@@ -93,7 +94,7 @@ class Backend:
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or len(os.sched_getaffinity(0))
-        self._handle = ggml.ggml_backend_cpu_init()
+        self._handle: Any = ggml.ggml_backend_cpu_init()
         if not self._handle:
             raise SlotwiseError("ggml could not start its CPU backend")
         ggml.ggml_backend_cpu_set_n_threads(self._handle, self.threads)

@@ -13,7 +13,7 @@ from typing import Any
 
 import ggml
 
-from slotwise.kernels.backend import Backend, Buffer, Memory
+from slotwise.kernels.backend import Backend, Memory
 from slotwise.kernels.lib import F32
 from slotwise.kernels.planner import DoesNotFitError, Extent, Span, peak_bytes, place
 
@@ -34,9 +34,9 @@ class Context:
         if graph_nodes:
             size += ggml.ggml_graph_overhead_custom(graph_nodes, False)
         params = ggml.ggml_init_params(mem_size=size, mem_buffer=None, no_alloc=True)
-        self.handle = ggml.ggml_init(params)
+        self.handle: Any = ggml.ggml_init(params)
         if not self.handle:
-            raise MemoryError("ggml_init failed")
+            raise MemoryError(f"ggml found no {size:,} bytes for tensor headers")
 
     def tensor(self, type_: int, ne: Sequence[int]) -> Tensor:
         """A new tensor without memory; `ne` fastest dimension first."""

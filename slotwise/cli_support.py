@@ -1,0 +1,183 @@
+"""What the verbs of the command line share: options, progress, output, and errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from slotwise.errors import Refused, SlotwiseError, UsageError
+from slotwise.sizes import parse_size
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+PROGRESS_AFTER_SECONDS = 2.0
+MODEL = click.argument("model", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+
+
+class Size(click.ParamType):
+    """Bytes, or None for `auto`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
+        if value is None or isinstance(value, int) or value == "auto":
+            return None if value == "auto" else value
+        try:
+            return parse_size(value)
+        except UsageError as error:
+            self.fail(f"{error} {error.next_step}", param, ctx)
+
+
+def engine_options(command: Command) -> Command:
+    """--memory, --threads and what else decides how the engine runs."""
+    path = click.Path(path_type=Path, dir_okay=False)
+    options = [
+        click.option("--memory", type=Size(), default="auto", show_default=True,
+                     help="What expert slots, weights, keys and values and buffers may take."),
+        click.option("--threads", type=click.IntRange(1), help="Default: all that are allowed."),
+        click.option("--context", type=click.IntRange(2), default=4096, show_default=True,
+                     help="Tokens of a conversation, prompt and answer together."),
+        click.option("--chunk", type=click.IntRange(1), default=512, show_default=True,
+                     help="Prompt tokens read at once."),
+        click.option("--kv-type", type=click.Choice(["f16", "f32"]), default="f16",
+                     show_default=True, help="Type of keys and values."),
+        click.option("--refill", type=click.Choice(["deferred", "blocking", "lazy"]),
+                     default="deferred", show_default=True,
+                     help="When lent expert slots are filled again."),
+        click.option("--policy", type=click.Choice(["lfu", "lru"]), default="lfu",
+                     show_default=True, help="Which experts stay."),
+        click.option("--profile", type=path, help="Hotness ranking that fills the slots."),
+        click.option("--pack", type=click.Path(path_type=Path, file_okay=False),
+                     help="Folder of the pack.  [default: beside the model]"),
+        click.option("--io-lanes", type=click.IntRange(1, 64), default=4, show_default=True,
+                     help="Reads of the slow tier at the same time."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def sampling_options(command: Command) -> Command:
+    options = [
+        click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True),
+        click.option("--temp", type=float, default=0.0, show_default=True,
+                     help="Temperature; 0 takes the most probable token."),
+        click.option("--top-k", type=int, default=40, show_default=True),
+        click.option("--top-p", type=float, default=0.95, show_default=True),
+        click.option("--min-p", type=float, default=0.05, show_default=True),
+        click.option("--seed", type=int, help="Makes sampling repeatable."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for what takes over two seconds; silent where nobody watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
+        console=console, transient=True,
+    )  # fmt: skip
+    begun = time.monotonic()
+    tasks: dict[str, Any] = {}
+
+    def update(what: str, done: int, total: int) -> None:
+        if not console.is_terminal or time.monotonic() - begun < PROGRESS_AFTER_SECONDS:
+            return
+        if not tasks:
+            bar.start()
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done, total=total)
+
+    try:
+        yield update
+    finally:
+        bar.stop()
+
+
+@contextmanager
+def ctrl_c_cancels() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the event (the answer ends in order), the second interrupts."""
+    cancel = threading.Event()
+
+    def interrupt(_signal: int, _frame: Any) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield cancel
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def write(text: str) -> None:
+    """Text to stdout at once; what the terminal cannot show is replaced, never an error."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.buffer.write(text.encode(encoding, errors="replace"))
+    sys.stdout.buffer.flush()
+
+
+def fail(error: SlotwiseError) -> int:
+    """Prints an error on stderr; returns its exit code."""
+    if isinstance(error, Refused):
+        for finding in error.findings:
+            click.echo(f"{finding.level}: {finding}", err=True)
+    else:
+        click.echo(f"error: {error}", err=True)
+        if error.next_step:
+            click.echo(f"       {error.next_step}", err=True)
+    return error.exit_code
+
+
+def run_guarded(app: click.Command, arguments: list[str] | None) -> int:
+    """Runs the app; every way it can end becomes an exit code and at most a short message."""
+    try:
+        result = app.main(args=arguments, standalone_mode=False, prog_name="slotwise")
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except SlotwiseError as error:
+        return fail(error)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        return fail(SlotwiseError("out of memory", next_step="Give a smaller --memory."))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return fail(SlotwiseError(f"{where}{error.strerror or error}"))
+    except Exception as error:
+        if os.environ.get("SLOTWISE_DEBUG"):
+            raise
+        return fail(
+            SlotwiseError(
+                f"internal error: {type(error).__name__}: {error}",
+                next_step="This is a defect of slotwise. SLOTWISE_DEBUG=1 shows where it is.",
+            )
+        )
+    return result if isinstance(result, int) else 0

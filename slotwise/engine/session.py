@@ -1,0 +1,159 @@
+"""What `slotwise run` and `slotwise chat` do, without knowing they are a command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from slotwise.engine.engine import Engine
+from slotwise.engine.loading import Progress
+from slotwise.engine.sampling import Sampling
+from slotwise.engine.settings import EngineSettings
+from slotwise.engine.text import Answerer, AnswerOptions, Message
+from slotwise.trace.record import RequestRecord
+from slotwise.trace.report import where_time_went
+
+Write = Callable[[str], None]
+Cancelling = Callable[[], AbstractContextManager[threading.Event]]
+"""While it is entered, the user's wish to stop sets the event."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where an answer goes and what accompanies it."""
+
+    write: Write
+    as_json: bool = False
+    quiet: bool = False
+
+
+def settings_from(options: Mapping[str, Any]) -> EngineSettings:
+    """Engine settings out of a verb's options."""
+    names = {f.name for f in fields(EngineSettings)}
+    return EngineSettings(**{k: v for k, v in options.items() if k in names})
+
+
+def answer_options(options: Mapping[str, Any]) -> AnswerOptions:
+    sampling = Sampling(
+        temperature=options["temp"],
+        top_k=options["top_k"],
+        top_p=options["top_p"],
+        min_p=options["min_p"],
+        seed=options["seed"],
+    )
+    return AnswerOptions(max_tokens=options["max_tokens"], sampling=sampling)
+
+
+@contextmanager
+def open_answerer(
+    model: Path, options: Mapping[str, Any], progress: Progress | None
+) -> Iterator[Answerer]:
+    """An engine with its tokenizer; what it fell back to is said on stderr."""
+    settings = settings_from(options)
+    with Engine.open(model, settings, trace=options.get("trace"), progress=progress) as engine:
+        yield Answerer(engine)
+
+
+def answer_once(
+    model: Path,
+    prompt: str,
+    *,
+    system: str | None,
+    raw: bool,
+    options: Mapping[str, Any],
+    output: Output,
+    progress: Progress | None,
+    cancelling: Cancelling,
+) -> bool:
+    """Answers one prompt; the answer is written as it comes, the table goes to stderr.
+
+    Returns whether it was cancelled.
+    """
+    chosen = answer_options(options)
+    with open_answerer(model, options, progress) as answerer, cancelling() as cancel:
+        if raw or (answerer.template is None and system is None):
+            pieces = answerer.continue_text(prompt, chosen, cancel=cancel)
+        else:
+            pieces = answerer.reply(_conversation(system, prompt), chosen, cancel=cancel)
+        text = []
+        for piece in pieces:
+            text.append(piece)
+            if not output.as_json:
+                output.write(piece)
+        record = answerer.last_record
+        if output.as_json:
+            answer = {"text": "".join(text), "record": record.to_dict() if record else None}
+            output.write(json.dumps(answer) + "\n")
+        else:
+            output.write("\n")
+            if record is not None and not output.quiet:
+                Console(stderr=True).print(where_time_went(record))
+        return cancel.is_set()
+
+
+def _conversation(system: str | None, prompt: str) -> list[Message]:
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": prompt}]
+
+
+def hold_conversation(
+    model: Path,
+    *,
+    system: str | None,
+    quiet: bool,
+    options: Mapping[str, Any],
+    write: Write,
+    progress: Progress | None,
+    cancelling: Cancelling,
+) -> None:
+    """Reads messages from standard input until it ends; keeps what was read of the conversation.
+
+    A cancelled answer stays in the conversation as far as it came.
+    """
+    chosen = answer_options(options)
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    with open_answerer(model, options, progress) as answerer:
+        for line in _lines():
+            messages.append({"role": "user", "content": line})
+            answer = []
+            with cancelling() as cancel:
+                for piece in answerer.reply(messages, chosen, cancel=cancel):
+                    answer.append(piece)
+                    write(piece)
+            write("\n")
+            messages.append({"role": "assistant", "content": "".join(answer)})
+            if answerer.last_record is not None and not quiet:
+                Console(stderr=True).print(summary_line(answerer.last_record), style="dim")
+
+
+def _lines() -> Iterator[str]:
+    """Non-empty lines of standard input, with a prompt where somebody types."""
+    interactive = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> ") if interactive else sys.stdin.readline()
+        except EOFError:
+            return
+        if not interactive and not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def summary_line(record: RequestRecord) -> str:
+    """One line on an answer: what was reused and read, and how long it took."""
+    first = record.time_to_first_token_ns
+    shown = f"{first / 1e6:,.0f} ms" if first is not None else f"none ({record.status})"
+    t = record.tokens
+    line = f"[first token: {shown}; prompt {t.prompt} = {t.reused} reused + {t.read} read + 1"
+    if record.decode and record.decode.wall_ns:
+        line += f"; {record.decode.tokens / (record.decode.wall_ns / 1e9):.1f} tokens/s"
+    return line + "]"
