@@ -144,10 +144,14 @@ class Engine:
 
     # -- for tests and tools -----------------------------------------------------------
 
+    def forget(self) -> None:
+        """Drops the conversation: the next prompt reuses nothing."""
+        self.loaded.state.clear()
+
     def read_only(self, tokens: Sequence[int]) -> None:
         """Reads `tokens` into an empty state, for what the experts do meanwhile."""
         self._check_prompt(tokens, 1)
-        self.loaded.state.reuse([-1])
+        self.forget()
         self._reader.read(tokens, 0, ledger=Ledger(), check=_never, done=self.loaded.state.advance)
 
     def logits(
@@ -159,7 +163,7 @@ class Engine:
         """
         self._check_prompt(tokens, 1)
         loaded = self.loaded
-        loaded.state.reuse([-1])
+        self.forget()
         if one_by_one:
             rows = []
             for position, token in enumerate(tokens):

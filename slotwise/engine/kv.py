@@ -60,6 +60,9 @@ class KeyValueState:
         del self.tokens[kept:]
         return kept
 
+    def clear(self) -> None:
+        self.tokens.clear()
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Says that the state now holds `tokens` too."""
         self.tokens.extend(tokens)

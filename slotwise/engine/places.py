@@ -77,9 +77,7 @@ def pair_fields(h: Hyper, n_tokens: int) -> dict[str, Field]:
 class Places:
     """Fields with memory. Raises `planner.DoesNotFitError` when the extents are too small."""
 
-    def __init__(
-        self, wanted: dict[str, Field], buffer: Memory, extents: Sequence[Extent]
-    ) -> None:
+    def __init__(self, wanted: dict[str, Field], buffer: Memory, extents: Sequence[Extent]) -> None:
         self.buffer = buffer
         self._fields = wanted
         spans = [Span(f.nbytes, 0, 0) for f in wanted.values()]
@@ -96,9 +94,7 @@ class Places:
     def array(self, name: str, *ne: int) -> np.ndarray:
         """The field as numpy sees it (dimensions reversed), or its first bytes as `ne`."""
         field = self._fields[name]
-        return self.buffer.array(
-            self._offsets[name], _NUMPY[field.type], (ne or field.ne)[::-1]
-        )
+        return self.buffer.array(self._offsets[name], _NUMPY[field.type], (ne or field.ne)[::-1])
 
     def leaf(self, g: Graph, name: str, *ne: int) -> Tensor:
         """The field as an input of `g`, or its first bytes as `ne`."""
