@@ -295,6 +295,6 @@ def _alignment(cursor: _Cursor, metadata: dict[str, Any]) -> int:
 def _nbytes(kind: int, shape: tuple[int, ...]) -> int:
     """Bytes of the tensor, or 0 when its type or shape makes no sense."""
     known = GGML_TYPES.get(kind)
-    if known is None or not all(shape) or shape[0] % known.block or prod(shape) > MAX_ELEMENTS:
+    if known is None or shape[0] % known.block or prod(shape) > MAX_ELEMENTS:
         return 0
     return tensor_bytes(kind, shape)

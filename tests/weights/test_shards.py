@@ -151,6 +151,12 @@ def test_relative_path_and_symlinks(tmp_path: Path, shards: list[Path], monkeypa
     assert len(open_model(Path(shards[1].name)).shards) == 3
 
 
+def test_two_split_models_in_one_folder(tmp_path: Path, shards: list[Path]) -> None:
+    others = write_model(tmp_path / "other.gguf", shards=3)
+    assert [s.path for s in open_model(shards[1]).shards] == shards
+    assert [s.path for s in open_model(others[1]).shards] == others
+
+
 def test_missing_shards(shards: list[Path]) -> None:
     shards[1].unlink()
     found = only(shards[0], "shard-missing")
