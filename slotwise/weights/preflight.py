@@ -84,9 +84,8 @@ def run_preflight(
 ) -> PreflightReport:
     """Every refusal and warning for the model that `path`, any one of its files, belongs to.
 
-    `memory` is the budget in bytes (None: none to check), `pack` a pack's folder (None: the usual
-    place), `deep` reads the whole pack against its checksums, with `progress` (bytes done, of all).
-    Never raises on what the files hold.
+    `memory` is in bytes (None: none to check), `pack` a pack's folder (None: the usual place);
+    `deep` reads the whole pack, with `progress` (bytes done, of all). Never raises on contents.
     """
     model, findings = inspect(path)
     if model is None:
