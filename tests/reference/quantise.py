@@ -7,6 +7,7 @@ numpy code, which is independent of ggml, plus the two types that `gguf` 0.19.0 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -53,15 +54,9 @@ def dequantise(rows: np.ndarray, type_name: str) -> np.ndarray:
 def _quantise_by_ggml(flat: np.ndarray, type_id: int, out: np.ndarray) -> None:
     import ggml
 
-    source = flat.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-    written = ggml.ggml_quantize_chunk(
-        type_id,
-        source,  # pyright: ignore[reportArgumentType]  (declared as an array, takes a pointer)
-        out.ctypes.data,
-        0,
-        *flat.shape,
-        None,
-    )
+    source = ctypes.cast(flat.ctypes.data, ctypes.POINTER(ctypes.c_float))
+    quantise_chunk: Any = ggml.ggml_quantize_chunk
+    written = quantise_chunk(type_id, source, out.ctypes.data, 0, *flat.shape, None)
     assert written == out.nbytes, (type_id, written, out.nbytes)
 
 

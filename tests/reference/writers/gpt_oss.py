@@ -14,7 +14,7 @@ import numpy as np
 from reference.writers import shared
 
 WIDTH, FF, HEADS, HEADS_KV, HEAD_DIM = 64, 96, 8, 2, 32
-EXPERTS, USED = 8, 2
+EXPERTS, USED = 16, 2
 EPS, THETA, WINDOW = 1e-5, 150000.0, 16
 YARN_FACTOR, YARN_CONTEXT = 32.0, 64
 

@@ -119,7 +119,7 @@ LLAMA3 = Architecture(
     constants={"rope_freqs.weight": _llama3_factors()},
 )
 
-MIXTRAL_FF, EXPERTS, USED = 48, 8, 2
+MIXTRAL_FF, EXPERTS, USED = 48, 16, 2
 
 
 def _mixtral_config() -> Any:

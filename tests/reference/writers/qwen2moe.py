@@ -8,7 +8,7 @@ import numpy as np
 from reference.writers import shared
 
 WIDTH, FF, FF_SHARED, HEADS, HEADS_KV, HEAD_DIM = 64, 48, 80, 4, 2, 16
-EXPERTS, USED = 12, 4
+EXPERTS, USED = 16, 4
 EPS, THETA = 1e-6, 1e6
 
 
