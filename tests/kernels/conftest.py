@@ -1,0 +1,21 @@
+"""Makes the helper files of the test folders importable, and shares one backend."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from slotwise.kernels.backend import Backend
+
+
+@pytest.fixture(scope="session")
+def backend() -> Iterator[Backend]:
+    """One thread: two on a busy machine wait for each other."""
+    backend = Backend(1)
+    yield backend
+    backend.close()
