@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Protocol
 
 import numpy as np
@@ -235,10 +235,9 @@ class Pool:
         region.free = np.flatnonzero(region.state == FREE).tolist()
 
     def take_back(self, region: Region, slots: range) -> None:
-        """LENT slots become FREE."""
+        """LENT slots become FREE. They come after all free ones, so the heap stays one."""
         region.state[slots.start : slots.stop] = FREE
         region.free.extend(slots)
-        heapify(region.free)
 
     # -- the conservation law
 

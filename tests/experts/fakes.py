@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,14 @@ def make_layout(
 
 def ids(*experts: int) -> np.ndarray:
     return np.array(experts, np.int32)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """For the few moments that nothing announces."""
+    end = monotonic() + 20
+    while not condition():
+        assert monotonic() < end
+        sleep(0.0005)
 
 
 class FakeArena:
@@ -152,9 +161,13 @@ class Bench:
 
     def wait_queued(self, n: int) -> None:
         """Until `n` demand reads are queued behind those the lanes have begun."""
+        wait_until(lambda: len(self.experts._lanes._queue) >= n)
+
+    def spare_lane_has_work(self) -> bool:
+        """Whether a lane with nothing to do would find something now."""
         lanes = self.experts._lanes
-        while len(lanes._queue) < n:
-            lanes._threads[0].join(0.001)
+        with lanes.lock:
+            return lanes._take_background() is not None
 
     def quiet(self) -> None:
         """Waits until no read and no refill is underway."""

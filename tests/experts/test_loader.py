@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experts.fakes import PAGE, Bench, FakeArena, FakeStore, ids, make_layout
+from experts.fakes import PAGE, Bench, FakeArena, FakeStore, ids, make_layout, wait_until
 
 from slotwise.errors import SlotwiseError, StoreError, UsageError
 from slotwise.experts import Experts, PoolError, Profile
@@ -260,6 +260,20 @@ def test_a_stream_closed_early_lets_go_of_everything(after: int) -> None:
         assert len(b.store.begun) == begun + 6
 
 
+def test_a_stream_inside_a_stream_may_be_closed_without_harm_to_the_outer_one() -> None:
+    with bench(8, io_lanes=1) as b:
+        b.have(0, 7)
+        with b.store.held():
+            outer = b.experts.stream(0, EVERY)
+            assert next(outer)[0].tolist() == [7]
+            inner = b.experts.stream(0, ids(7, 1))
+            assert next(inner)[0].tolist() == [7]
+            inner.close()
+            b.store.let_all()
+            rest = [expert for wave, _ in outer for expert in wave.tolist()]
+        assert sorted(rest) == list(range(7))
+
+
 def test_a_read_error_ends_the_stream_and_the_next_one_works() -> None:
     with bench() as b:
         b.store.broken = {(0, 6)}
@@ -436,23 +450,51 @@ def test_a_refill_pauses_and_goes_on() -> None:
         assert b.experts.pool.counts(0).resident == 6
 
 
+def drop(b: Bench, moe_index: int, expert: int) -> None:
+    pool = b.experts.pool
+    pool.forget(pool.region(moe_index), int(pool.table[moe_index, expert]))
+
+
 def test_the_next_loan_ends_the_refill() -> None:
     with bench(8, io_lanes=1) as b:
         with b.store.held():
             b.experts.refill()
             b.store.wait_begun(1)
-            b.store.let(1)
-            b.store.wait_begun(2)
+            lending = threading.Thread(target=lend_and_return, args=(b,))
+            lending.start()
+            wait_until(lambda: not b.experts.refill_state().active)
             b.store.let_all()
-            loan = b.experts.lend(2 * PAGE)
-        begun = len(b.store.begun)
-        assert not b.experts.refill_state().active
-        b.experts.give_back(loan)
+            lending.join()
         b.quiet()
-        assert len(b.store.begun) == begun
+        assert len(b.store.begun) == 1
         b.experts.refill()
         b.quiet()
         assert b.experts.pool.counts(0).resident == 8
+
+
+def test_a_deferred_refill_takes_one_lane_and_only_while_no_demand_is_read() -> None:
+    with bench(8, io_lanes=2) as b, b.store.held():
+        b.experts.refill()
+        b.store.wait_begun(1)
+        assert not b.spare_lane_has_work()
+        asked = threading.Thread(target=b.experts.require, args=(0, ids(7)))
+        asked.start()
+        b.store.wait_begun(2)
+        b.experts._refill._in_flight -= 1  # as if its read were done
+        assert not b.spare_lane_has_work()
+        b.experts._refill._in_flight += 1
+        b.store.let_all()
+        asked.join()
+        b.experts.release()
+
+
+def test_a_blocking_refill_takes_all_lanes() -> None:
+    with bench(8, io_lanes=3, refill="blocking") as b, b.store.held():
+        waiting = threading.Thread(target=b.experts.refill)
+        waiting.start()
+        b.store.wait_begun(3)
+        b.store.let_all()
+        waiting.join()
 
 
 def test_what_a_loan_cost_and_a_refill_saved_is_counted() -> None:
@@ -462,8 +504,11 @@ def test_what_a_loan_cost_and_a_refill_saved_is_counted() -> None:
         b.have(0, *range(6))
         lend_and_return(b)
         assert b.resident(0) == {2, 3, 4, 5}
+        for _ in range(2):
+            b.have(0, 1)
+            assert b.experts.snapshot().loan_misses == 1
+            drop(b, 0, 1)
         b.have(0, 1)
-        assert b.experts.snapshot().loan_misses == 1
         b.experts.refill()
         b.quiet()
         assert b.resident(0) == {0, 1, 2, 3, 4, 5}
@@ -471,6 +516,18 @@ def test_what_a_loan_cost_and_a_refill_saved_is_counted() -> None:
         b.experts.touch(0, ids(0, 0, 4))
         b.experts.touch(0, ids(0, 1))
         assert (b.experts.snapshot() - before).refill_hits == 1
+
+
+def test_a_refilled_expert_that_left_before_its_use_saved_nothing() -> None:
+    with bench(16) as b:
+        b.experts.refill()
+        b.quiet()
+        drop(b, 0, 3)
+        b.have(0, 3)
+        b.experts.touch(0, ids(3))
+        assert b.experts.snapshot().refill_hits == 0
+        b.experts.touch(0, ids(4, 3))
+        assert b.experts.snapshot().refill_hits == 1
 
 
 # -- close
@@ -486,12 +543,12 @@ def test_close_drops_queued_reads() -> None:
         b.store.wait_begun(1)
         closing = threading.Thread(target=b.experts.close)
         closing.start()
-        while not b.experts._lanes._closing:
-            closing.join(0.001)
+        wait_until(lambda: b.experts._lanes._closing)
         b.store.let_all()
         closing.join()
     assert b.store.begun == [(0, 0)]
     assert b.store.closed
+    assert not b.experts.pool.loading
     asked.join()
     b.experts.check_conservation()
     assert isinstance(failed[0], PoolError)

@@ -106,6 +106,7 @@ def test_findings_of_a_file_that_is_no_profile(path: Path) -> None:
         ({"counts": {}}, "profile-counts: has no list of counts"),
         ({"counts": [[1, 2, 3], 5]}, "profile-counts: has no list in row 1"),
         ({"counts": [[1, 2, 3], [1, 2.5, 3]]}, "profile-counts: has '2.5' in row 1, expert 1"),
+        ({"counts": [[1, 2, 3], [1, True, 3]]}, "profile-counts: has 'True' in row 1, expert 1"),
         ({"counts": [[1, 2, 3], [1, -1, 3]]}, "profile-counts: has '-1' in row 1, expert 1"),
         ({"counts": [[1, 2, 3], [1, 2**53 + 1, 3]]}, "profile-counts: has '9007199254740993'"),
     ],
