@@ -45,7 +45,10 @@ def check(model: Path, as_json: bool, **options: Any) -> int:
     from slotwise.engine.preflight import check_model
     from slotwise.weights.preflight_report import report_lines
 
-    report = check_model(model, **options)
+    with progress_bar() as progress:
+        report = check_model(
+            model, **options, progress=lambda done, total: progress("checking", done, total)
+        )
     if as_json:
         write(json.dumps(report.to_dict(), indent=1) + "\n")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from slotwise.engine.loading import blueprint
@@ -27,6 +28,7 @@ def check_model(
     context: int = 4096,
     chunk: int = 512,
     kv_type: str = "f16",
+    progress: Callable[[int, int], None] | None = None,
 ) -> PreflightReport:
     """Every reason not to run, for the budget given or what `auto` would take."""
     return run_preflight(
@@ -41,6 +43,7 @@ def check_model(
         profile=profile,
         pack=pack,
         deep=deep,
+        progress=progress,
         context=context,
         chunk=chunk,
         kv_type=kv_type,
