@@ -22,12 +22,13 @@ from slotwise.experts import lending
 from slotwise.experts.demand import Demand
 from slotwise.experts.iolanes import DEMAND, IoLanes, OnEvent, Read, ReadState
 from slotwise.experts.lending import Loan
-from slotwise.experts.policy import make_policy
+from slotwise.experts.policy import Policy, make_policy
 from slotwise.experts.pool import SMALL_RING, Arena, Pool, PoolError
 from slotwise.experts.profile import Profile, ProfileRecorder
 from slotwise.experts.refill import REFILL_MODES, Refill, RefillState
 from slotwise.experts.stats import Stats
 from slotwise.experts.store import ExpertStore
+from slotwise.weights.layout import ExpertLayout
 
 Slots = NDArray[np.int32]
 Stage = Literal["read", "decode"]
@@ -54,19 +55,12 @@ class Experts:
         ring: int | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        if refill not in REFILL_MODES:
-            known = ", ".join(REFILL_MODES)
-            raise UsageError(
-                f"there is no refill policy named {refill!r}", next_step=f"Use one of: {known}."
-            )
         self.layout = store.layout
-        self.policy = make_policy(policy, self.layout)
-        if profile is not None:
-            self.policy.seed(profile.counts)
+        self.policy = _seeded_policy(policy, self.layout, profile)
         self.pool = Pool(self.layout, slots, policy=self.policy)
         if arena.size < self.pool.arena_bytes:
             raise PoolError(f"arena of {arena.size:,} bytes, expected {self.pool.arena_bytes:,}")
-        self.refill_mode, self.ring = refill, ring or max(4 * io_lanes, 16)
+        self.refill_mode, self.ring = _refill_mode(refill), ring or max(4 * io_lanes, 16)
         self._stats = Stats()
         self.recorder: ProfileRecorder | None = None
         """Counts the router's choices while it is set."""
@@ -345,6 +339,24 @@ class Experts:
         if done:
             self._refilled[self.pool.flat(read.moe_index, read.expert)] = True
             self._refills_unused = True
+
+
+def _seeded_policy(name: str, layout: ExpertLayout, profile: Profile | None) -> Policy:
+    policy = make_policy(name, layout)
+    if profile is not None:
+        if profile.shape != policy.heat.shape:
+            raise PoolError(f"profile of {profile.shape}, expected {policy.heat.shape}")
+        policy.seed(profile.counts)
+    return policy
+
+
+def _refill_mode(name: str) -> str:
+    if name not in REFILL_MODES:
+        known = ", ".join(REFILL_MODES)
+        raise UsageError(
+            f"there is no refill policy named {name!r}", next_step=f"Use one of: {known}."
+        )
+    return name
 
 
 def _ignore(name: str, **fields: object) -> None:

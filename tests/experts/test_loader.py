@@ -14,7 +14,7 @@ import pytest
 from experts.fakes import PAGE, Bench, FakeArena, FakeStore, ids, make_layout, wait_until
 
 from slotwise.errors import SlotwiseError, StoreError, UsageError
-from slotwise.experts import Experts, PoolError, Profile
+from slotwise.experts import Experts, PoolError, Profile, ProfileRecorder
 
 LAYOUT = make_layout(layers=2, experts=8, used=2)
 EVERY = np.arange(8, dtype=np.int32)
@@ -530,6 +530,18 @@ def test_a_refilled_expert_that_left_before_its_use_saved_nothing() -> None:
         assert b.experts.snapshot().refill_hits == 1
 
 
+def test_a_recorder_counts_routed_experts_and_chunks_alike() -> None:
+    with bench() as b:
+        recorder = ProfileRecorder(LAYOUT)
+        b.experts.recorder = recorder
+        b.experts.touch(0, ids(1, 1, 4))
+        b.experts.touch(0, ids(1, 6), np.array([3, 2]))
+        b.experts.recorder = None
+        b.experts.touch(0, ids(1))
+        counts = recorder.profile(model_name="m", model_digest="d").counts
+        assert counts.tolist() == [[0, 5, 0, 0, 1, 0, 2, 0], [0] * 8]
+
+
 # -- close
 
 
@@ -554,6 +566,25 @@ def test_close_drops_queued_reads() -> None:
     assert isinstance(failed[0], PoolError)
 
 
+def test_close_frees_the_slots_of_reads_that_never_began() -> None:
+    b = bench(io_lanes=1)
+    b.have(0, 7)
+    stream = b.experts.stream(0, EVERY)
+    with b.store.held():
+        next(stream)
+        b.store.wait_begun(2)
+        closing = threading.Thread(target=b.experts.close)
+        closing.start()
+        wait_until(lambda: b.experts._lanes._closing)
+        b.store.let_all()
+        closing.join()
+    assert not b.experts.pool.loading
+    b.experts.check_conservation()
+    stream.close()
+    assert not b.experts.pool.regions[0].pins.any()
+    b.experts.check_conservation()
+
+
 def _swallow(call: Callable[[], Any], failed: list[BaseException]) -> None:
     try:
         call()
@@ -574,3 +605,6 @@ def test_wrong_settings_are_named() -> None:
         bench(refill="sometimes")
     with pytest.raises(PoolError, match="arena"):
         Experts(FakeStore(LAYOUT), FakeArena(PAGE), slots=(6,))
+    profile = Profile(counts=np.ones((1, 8), np.int64), model_name="m", model_digest="d")
+    with pytest.raises(PoolError, match=r"profile of \(1, 8\), expected \(2, 8\)"):
+        bench(profile=profile)
