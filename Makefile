@@ -34,8 +34,16 @@ lint: $(TESTS) ## ruff: rules and format
 types: $(TESTS) ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(MODEL) ## measure against llama.cpp; see bench/README.md
-	$(BIN)/python bench/run.py
+# The wheel of llama.cpp that the tests use is not built for this processor; for one that is:
+# make bench PEER=llama-cpp-python:/a/venv/bin/python
+PEER = xllamacpp:$(BIN)/python
+BENCH_MODEL = demo/smollm2-32x4-q4_1.gguf
+
+bench: $(TESTS) $(BENCH_MODEL) ## decode and read speed, side by side with llama.cpp
+	$(BIN)/python -m bench.side_by_side $(BENCH_MODEL) --peer $(PEER)
+
+$(BENCH_MODEL): $(MODEL)
+	$(BIN)/python -c 'from pathlib import Path; from slotwise.demo.models import build_streaming, find_smollm2; build_streaming(find_smollm2(), Path("$@"))'
 
 clean: ## remove .venv, caches and the demo's models
 	rm -rf $(VENV) demo build dist .pytest_cache .ruff_cache .hypothesis bench/out
