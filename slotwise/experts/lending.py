@@ -64,6 +64,14 @@ def lendable_bytes(pool: Pool) -> int:
     return sum(region.slot_bytes * n for region, n in per_class)
 
 
+def extents(pool: Pool, nbytes: int) -> tuple[tuple[int, int], ...]:
+    """The extents (offset, bytes) that `lend` would give now, the largest first; lends nothing.
+
+    Raises SlotwiseError when the pool cannot give that much.
+    """
+    return _extents(pool, _shares(pool, nbytes))
+
+
 def lend(pool: Pool, nbytes: int, *, arena: Arena) -> Loan:
     """Lends whole slots that hold at least `nbytes`, from as few classes as possible.
 
@@ -84,10 +92,7 @@ def lend(pool: Pool, nbytes: int, *, arena: Arena) -> Loan:
         moved_bytes += moved * region.slot_bytes
         lent.append((region.index, slots))
     return Loan(
-        extents=tuple(
-            (pool.slot_offset(region.index, region.n_slots - n), n * region.slot_bytes)
-            for region, n in shares
-        ),
+        extents=_extents(pool, shares),
         price=LoanPrice(
             slots_lent=sum(n for _, n in shares),
             experts_forgotten=len(forgotten),
@@ -135,6 +140,13 @@ def _shares(pool: Pool, nbytes: int) -> list[tuple[Region, int]]:
             next_step="Use a smaller --chunk or more --memory.",
         )
     return shares
+
+
+def _extents(pool: Pool, shares: list[tuple[Region, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (pool.slot_offset(region.index, region.n_slots - n), n * region.slot_bytes)
+        for region, n in shares
+    )
 
 
 def _vacate(pool: Pool, region: Region, first: int, *, arena: Arena) -> tuple[list[int], int]:

@@ -273,6 +273,11 @@ class Experts:
         with self._lanes.lock:
             return lending.lendable_bytes(self.pool)
 
+    def loan_extents(self, nbytes: int) -> tuple[tuple[int, int], ...]:
+        """The extents that `lend(nbytes)` would give, without lending: ask, then lend once."""
+        with self._lanes.lock:
+            return lending.extents(self.pool, nbytes)
+
     def lend(self, nbytes: int) -> Loan:
         """Lends at least `nbytes` of whole slots (see lending.py), one loan at a time.
 

@@ -123,6 +123,18 @@ def test_the_class_with_most_to_give_lends_first_and_the_largest_extent_leads() 
         b.experts.check_conservation()
 
 
+def test_asking_for_the_extents_lends_nothing_and_tells_the_truth() -> None:
+    layout = make_layout(layers=3, experts=8, used=2, class_of=(0, 1, 0))
+    with Bench(layout, slots=(10, 8), refill="lazy") as b:
+        b.have(0, *range(8))
+        told = b.experts.loan_extents(11 * PAGE)
+        assert b.resident(0) == set(range(8))
+        assert b.experts.pool.counts(0).lent == 0
+        assert b.experts.lend(11 * PAGE).extents == told
+        with pytest.raises(SlotwiseError, match="can lend"):
+            b.experts.loan_extents(15 * PAGE)
+
+
 def test_more_than_the_pool_can_lend_is_an_error_that_changes_nothing() -> None:
     with bench() as b:
         with_heat(b, [1] * 8)
