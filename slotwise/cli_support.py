@@ -68,7 +68,7 @@ def engine_options(command: Command) -> Command:
 def sampling_options(command: Command) -> Command:
     options = [
         click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True),
-        click.option("--temp", type=float, default=0.0, show_default=True,
+        click.option("--temp", type=float, default=0.8, show_default=True,
                      help="Temperature; 0 takes the most probable token."),
         click.option("--top-k", type=int, default=40, show_default=True),
         click.option("--top-p", type=float, default=0.95, show_default=True),

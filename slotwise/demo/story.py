@@ -17,6 +17,7 @@ from rich.console import Console
 from slotwise.demo.models import build_mirror_pair, build_streaming, find_smollm2
 from slotwise.engine.engine import Engine
 from slotwise.engine.loading import Progress
+from slotwise.engine.sampling import Sampling
 from slotwise.engine.settings import EngineSettings, RefillPolicy
 from slotwise.engine.text import Answerer, AnswerOptions
 from slotwise.errors import SlotwiseError
@@ -96,7 +97,7 @@ def _mirror_pair(stage: Stage, model: Path) -> None:
     megabytes = 512
     stage.say(f"\n2. The mirror pair in {megabytes} MiB; its text is the dense model's\n")
     with Engine.open(model, stage.settings(megabytes), progress=stage.progress) as engine:
-        _answer(stage, Answerer(engine), QUESTION, AnswerOptions(max_tokens=40))
+        _answer(stage, Answerer(engine), QUESTION, _greedy(40))
 
 
 def _streaming(stage: Stage, model: Path) -> None:
@@ -104,7 +105,7 @@ def _streaming(stage: Stage, model: Path) -> None:
     stage.say(f"\n3. The 32-expert model in {megabytes} MiB, most of it from disk when needed\n")
     with Engine.open(model, stage.settings(megabytes), progress=stage.progress) as engine:
         answerer = Answerer(engine)
-        record = _answer(stage, answerer, PASSAGE, AnswerOptions(max_tokens=FIRST_TOKENS))
+        record = _answer(stage, answerer, PASSAGE, _greedy(FIRST_TOKENS))
         _console().print(where_time_went(record))
         stage.say("\n4. The same prompt, blocking and deferred refill in turn\n")
         _compare_refills(stage, answerer)
@@ -118,7 +119,7 @@ def _compare_refills(stage: Stage, answerer: Answerer) -> None:
     for policy in ORDER:
         experts.refill_mode = policy
         answerer.engine.forget()
-        for _ in answerer.reply(_user(PASSAGE), AnswerOptions(max_tokens=FIRST_TOKENS)):
+        for _ in answerer.reply(_user(PASSAGE), _greedy(FIRST_TOKENS)):
             pass
         records[policy] = record = _last(answerer)
         first = record.time_to_first_token_ns or 0
@@ -136,6 +137,10 @@ def _answer(
         stage.write(piece)
     stage.write("\n\n")
     return _last(answerer)
+
+
+def _greedy(max_tokens: int) -> AnswerOptions:
+    return AnswerOptions(max_tokens=max_tokens, sampling=Sampling(temperature=0))
 
 
 def _user(text: str) -> list[dict[str, str]]:
