@@ -94,13 +94,13 @@ class Windows:
         stages = Stages(self._network, self._places, WIDTH, n_kv)
         n_layers, dense = self._hyper.n_layers, not self._hyper.n_experts
         for layer in range(n_layers):
-            g = Graph()
+            g = stages.new_graph()
             x = self._carry_on(stages, g, layer)
             mid = stages.attention(g, layer, x)
             if not dense:
                 stages.router(g, layer, mid)
             yield g
-        g = Graph()
+        g = stages.new_graph()
         logits = stages.head(g, self._carry_on(stages, g, n_layers))
         self._places.receive(g, "logits", logits)
         yield g

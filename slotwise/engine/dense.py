@@ -13,18 +13,21 @@ import numpy as np
 from slotwise.errors import Finding, Refused
 from slotwise.kernels.backend import Buffer, Memory, NoMemory
 from slotwise.kernels.graph import Weights
-from slotwise.kernels.lib import TENSOR_ALIGNMENT
+from slotwise.kernels.lib import F32, TENSOR_ALIGNMENT
 from slotwise.models.base import TensorSpec
 from slotwise.weights.direct_io import DirectFile
-from slotwise.weights.ggml_types import Q2_0, Q4_0, tensor_bytes
+from slotwise.weights.ggml_types import Q2_0, Q4_0, tensor_bytes, type_name
 from slotwise.weights.shards import ModelFile, TensorInfo
 from slotwise.weights.widen import widen_q2_0
 
 Progress = Callable[[int, int], None]
 
+_ELEMENT_WISE = ("norm.weight", ".bias", "attn_sinks.weight", "rope_freqs.weight")
+"""Not multiplied as matrices: ggml aborts the process when their type is not F32."""
+
 
 def dense_findings(model: ModelFile, specs: Iterable[TensorSpec]) -> list[Finding]:
-    """Every tensor that is missing or has another shape than the architecture reads."""
+    """Every tensor that is missing or that the architecture cannot read as it is."""
     findings = []
     for spec in specs:
         info = model.tensors.get(spec.name)
@@ -33,16 +36,18 @@ def dense_findings(model: ModelFile, specs: Iterable[TensorSpec]) -> list[Findin
                 findings.append(_finding(model.path, spec, "the tensor is missing"))
         elif _trimmed(info.shape) != _trimmed(spec.shape):
             findings.append(_finding(info.path, spec, f"shape {list(info.shape)}"))
+        elif info.type != F32 and spec.name.endswith(_ELEMENT_WISE):
+            findings.append(_finding(info.path, spec, f"type {type_name(info.type)}", "type F32"))
     return findings
 
 
-def _finding(path: Path, spec: TensorSpec, found: str) -> Finding:
+def _finding(path: Path, spec: TensorSpec, found: str, expected: str = "") -> Finding:
     return Finding(
         level="refusal",
         code="dense-tensor",
         where=f"{path.name}, tensor {spec.name}",
         found=found,
-        expected=f"shape {list(spec.shape)}",
+        expected=expected or f"shape {list(spec.shape)}",
         next_step="Convert the model again, or use another file.",
     )
 

@@ -28,6 +28,7 @@ from slotwise.models import ARCHITECTURES
 from slotwise.models.base import Architecture
 from slotwise.models.hyper import Hyper, read_hyper
 from slotwise.models.layers import SlotTensors
+from slotwise.weights.header import refusal
 from slotwise.weights.layout import ExpertLayout, expert_layout
 from slotwise.weights.shards import ModelFile
 
@@ -76,6 +77,9 @@ def blueprint(model: ModelFile) -> Blueprint:
     if cls is None:
         raise Refused([_unknown_architecture(model)])
     hyper = read_hyper(model.metadata, _n_vocab(model), model.path.name)
+    if hyper.n_layers > len(model.tensors):  # or the table of tensors would have no end
+        found = f"has {hyper.n_layers:,} layers and {len(model.tensors):,} tensors"
+        raise Refused([refusal(model.path, "block-count", found, "a tensor for each layer")])
     architecture = cls(hyper)
     layout = expert_layout(model)
     if bool(layout) != bool(hyper.n_experts) or (layout and len(layout.layers) != hyper.n_layers):

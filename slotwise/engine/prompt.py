@@ -169,7 +169,7 @@ class PromptReader:
         for layer in range(self._hyper.n_layers):
             check()
             with ledger.phase("read.attention"):
-                g = Graph()
+                g = batch.stages.new_graph()
                 batch.stages.attention(g, layer, batch.places.leaf(g, "x_in"))
                 batch.run(g, self._backend)
             if self._experts is None:
@@ -179,14 +179,14 @@ class PromptReader:
 
     def _read_dense(self, batch: Batch, layer: int, ledger: Ledger) -> None:
         with ledger.phase("read.ffn"):
-            g = Graph()
+            g = batch.stages.new_graph()
             x = batch.stages.dense_ffn(g, layer, batch.places.leaf(g, "x_mid"))
             batch.places.receive(g, "x_in", x)
             batch.run(g, self._backend)
 
     def _read_experts(self, batch: Batch, layer: int, ledger: Ledger, experts: Experts) -> None:
         with ledger.phase("read.router"):
-            g = Graph()
+            g = batch.stages.new_graph()
             batch.stages.router(g, layer, batch.places.leaf(g, "x_mid"))
             batch.run(g, self._backend)
             chosen = batch.places.array("ranking")[:, : self._hyper.n_used].ravel()
@@ -208,7 +208,7 @@ class PromptReader:
         finally:
             waves.close()
         with ledger.phase("read.combine"):
-            g = Graph()
+            g = batch.stages.new_graph()
             batch.stages.pair_combine(g, layer)
             batch.run(g, self._backend)
 
@@ -272,7 +272,7 @@ def _all_graphs(
     wanted = fields(h, n_tokens, n_kv) | pair_fields(h, n_tokens)
     places = Places(wanted, NoMemory(), extents)
     stages = Stages(network, places, n_tokens, n_kv)
-    graphs = [Graph() for _ in range(3)]
+    graphs = [stages.new_graph() for _ in range(3)]
     stages.attention(graphs[0], 0, places.leaf(graphs[0], "x_in"))
     if not h.n_experts:
         x = stages.dense_ffn(graphs[1], 0, places.leaf(graphs[1], "x_mid"))
@@ -282,7 +282,7 @@ def _all_graphs(
     stages.pair_combine(graphs[2], 0)
     count = min(n_tokens * h.n_used, pairs_at_once(network))
     for slot_class in range(len(network.slots)):
-        g = Graph()
+        g = stages.new_graph()
         stages.pair_experts(g, network.class_of.index(slot_class), 0, count)
         graphs.append(g)
     return places, graphs

@@ -39,6 +39,11 @@ class Stages:
         self._net, self._places, self._n, self._n_kv = network, places, n_tokens, n_kv
         self._h = network.architecture.hyper
 
+    def new_graph(self) -> Graph:
+        """Room for any stage, or for the experts of a layer and the attention of the next. ggml
+        aborts the process when it is too small; `combine` takes two ops for each chosen expert."""
+        return Graph(160 + 2 * self._h.n_used)
+
     def embed(self, g: Graph) -> Tensor:
         tokens = self._places.leaf(g, "tokens")
         return g.op("get_rows", self._net.weights["token_embd.weight"], tokens)

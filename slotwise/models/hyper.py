@@ -8,6 +8,9 @@ from typing import Any
 
 from slotwise.errors import Finding, Refused
 
+LARGEST = 2**31 - 1
+"""ggml takes most sizes as a C int."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
@@ -68,12 +71,12 @@ class Keys:
 
     def integer(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
         value = self._metadata.get(f"{self.arch}.{key}")
-        if isinstance(value, list) and value and len(set(value)) == 1:
+        if isinstance(value, list) and value and value == value[:1] * len(value):
             value = value[0]  # some converters write one number per layer
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-            self._complain(key, value, f"a whole number, at least {at_least}")
+        if type(value) is not int or not at_least <= value <= LARGEST:
+            self._complain(key, value, f"a whole number, {at_least} to {LARGEST}")
             return max(at_least, default or 0)
         return value
 
@@ -81,8 +84,8 @@ class Keys:
         value = self._metadata.get(f"{self.arch}.{key}")
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            self._complain(key, value, "a number above 0")
+        if type(value) is bool or not isinstance(value, int | float) or not 1e-30 < value < 1e30:
+            self._complain(key, value, "a number between 1e-30 and 1e30")
             return default or 1.0
         return float(value)
 
