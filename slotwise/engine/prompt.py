@@ -124,12 +124,8 @@ class PromptReader:
         """A loan whose extents hold the batch; scattered extents may take a larger one."""
         available = experts.lendable_bytes()
         for nbytes in (needed, needed + needed // 4, needed + needed // 2, available):
-            if nbytes > available:
-                continue
-            loan = experts.lend(nbytes)
-            if self._holds(loan.extents, n_tokens, n_kv):
-                return loan
-            experts.give_back(loan)
+            if nbytes <= available and self._holds(experts.loan_extents(nbytes), n_tokens, n_kv):
+                return experts.lend(nbytes)
         raise SlotwiseError(
             f"a chunk of {n_tokens} tokens over {n_kv} positions needs {needed:,} bytes, "
             f"the expert slots can lend {available:,}",
