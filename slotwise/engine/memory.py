@@ -135,7 +135,11 @@ def _meminfo_available(root: Path) -> int:
 def _cgroups(root: Path) -> list[tuple[int, int, str]]:
     """(limit, usage without reclaimable cache, name) of every group up to the root."""
     found = []
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    try:
+        membership = (root / "proc/self/cgroup").read_text()
+    except OSError:  # a system without control groups
+        return []
+    for line in membership.splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             base, files = _CGROUP_V2, ("memory.max", "memory.current", "inactive_file", "v2")
@@ -157,12 +161,13 @@ def _read_group(
 ) -> tuple[int, int, str] | None:
     """None where the group has no limit or cannot be read."""
     try:
-        limit = (group / limit_file).read_text().strip()
+        text = (group / limit_file).read_text().strip()
+        limit = 1 << 63 if text == "max" else int(text)
         usage = int((group / usage_file).read_text())
         stat = (group / "memory.stat").read_text().split()
     except (OSError, ValueError):
         return None
-    if limit == "max" or int(limit) >= 1 << 60:
+    if limit >= 1 << 60:
         return None
     cache = int(stat[stat.index(cache_key) + 1]) if cache_key in stat else 0
-    return int(limit), max(0, usage - cache), version
+    return limit, max(0, usage - cache), version
