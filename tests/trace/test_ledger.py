@@ -225,11 +225,11 @@ _operations = st.recursive(
 )
 
 
-class _Raised(Exception):  # noqa: N818
+class _Raised(Exception):
     pass
 
 
-class _Closed(Exception):  # noqa: N818
+class _Closed(Exception):
     pass
 
 
