@@ -89,8 +89,10 @@ class PromptReader:
         with self._memory(widest, padded(start + len(tokens)), ledger) as (memory, extents):
             for first in range(0, len(tokens), self._chunk):
                 chunk = tokens[first : first + self._chunk]
-                batch = self._batch(len(chunk), padded(start + first + len(chunk)), memory, extents)
-                self._write_inputs(batch, chunk, start + first)
+                n_kv = padded(start + first + len(chunk))
+                with ledger.phase("read.embed"):
+                    batch = self._batch(len(chunk), n_kv, memory, extents)
+                    self._write_inputs(batch, chunk, start + first)
                 self._read_chunk(batch, ledger, check)
                 if logits is not None:
                     logits.append(self._logits(batch))
