@@ -173,7 +173,7 @@ def test_growth_is_stopped_before_memory_runs_out(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_sandbox, "MAX_SIZE", 100_000)
-    with pytest.raises(SlotwiseError, match="gets longer than|gets too large"):
+    with pytest.raises(SlotwiseError, match=r"gets longer than|gets too large"):
         rendered(source, USER)
 
 
