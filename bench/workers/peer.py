@@ -1,0 +1,163 @@
+"""llama.cpp on the other side of a pipe, through its C API, from either of two packages.
+
+Runs in the interpreter that has the package, which need not have slotwise. What is timed is
+`llama_decode` and the wait for its logits; no sampling, no Python between the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter_ns, process_time_ns
+from types import SimpleNamespace
+from typing import Any
+
+from bench.workers.protocol import Answer, Pipe
+
+N_UBATCH = 512
+
+
+def from_llama_cpp_python() -> Any:
+    """The functions and structs of `llama-cpp-python`, which is built where it is installed."""
+    llama_cpp = importlib.import_module("llama_cpp")
+    folder = Path(str(llama_cpp.__file__)).parent / "lib"
+    return SimpleNamespace(
+        **{n: getattr(llama_cpp, n) for n in dir(llama_cpp) if n.startswith("llama_")},
+        package=f"llama-cpp-python {version('llama-cpp-python')}",
+        ggml=_ggml_version(next(folder.glob("libggml-base.so*"))),
+    )
+
+
+def from_xllamacpp() -> Any:
+    """The same of the wheel `xllamacpp`; its struct layouts are kept with the tests."""
+    path = Path(__file__).parents[2] / "tests/reference/llama_cpp.py"
+    spec = importlib.util.spec_from_file_location("llama_cpp_structs", path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"cannot load {path}")
+    structs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(structs)
+    library = structs._library()
+    pointer, i32 = ctypes.c_void_p, ctypes.c_int32
+    tokens = ctypes.POINTER(i32)
+    for name, result, arguments in (
+        ("llama_print_system_info", ctypes.c_char_p, ()),
+        ("llama_batch_get_one", structs.Batch, (tokens, i32)),
+        ("llama_get_memory", pointer, (pointer,)),
+        ("llama_memory_clear", None, (pointer, ctypes.c_bool)),
+        ("llama_set_n_threads", None, (pointer, i32, i32)),
+        ("llama_synchronize", None, (pointer,)),
+        (
+            "llama_tokenize",
+            i32,
+            (pointer, ctypes.c_char_p, i32, tokens, i32, ctypes.c_bool, ctypes.c_bool),
+        ),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    library.package = f"xllamacpp {version('xllamacpp')}"
+    library.ggml = _ggml_version(Path(library._name))
+    return library
+
+
+PACKAGES = {"llama-cpp-python": from_llama_cpp_python, "xllamacpp": from_xllamacpp}
+
+
+def _ggml_version(path: Path) -> str:
+    library = ctypes.CDLL(str(path))
+    try:
+        library.ggml_version.restype = library.ggml_commit.restype = ctypes.c_char_p
+        return f"{library.ggml_version().decode()} ({library.ggml_commit().decode()})"
+    except AttributeError:
+        return "not exported"
+
+
+class LlamaCpp:
+    """One model and one context, everything at llama.cpp's defaults but the sizes."""
+
+    def __init__(self, llama: Any, model: str, *, threads: int, context: int) -> None:
+        self._llama = llama
+        llama.llama_backend_init()
+        settings = llama.llama_model_default_params()
+        self._model = llama.llama_model_load_from_file(model.encode(), settings)
+        if not self._model:
+            raise SystemExit(f"llama.cpp cannot load {model}")
+        options = llama.llama_context_default_params()
+        options.n_ctx = options.n_batch = context
+        options.n_ubatch = N_UBATCH
+        options.n_threads = options.n_threads_batch = threads
+        self._context = llama.llama_init_from_model(self._model, options)
+        if not self._context:
+            raise SystemExit(f"llama.cpp cannot make a context of {context} tokens")
+        self.ready: Answer = {
+            "engine": "llama.cpp",
+            "package": llama.package,
+            "ggml": llama.ggml,
+            "system_info": llama.llama_print_system_info().decode().strip(" |"),
+            "n_ubatch": N_UBATCH,
+            "flash_attention": {-1: "auto", 0: "off", 1: "on"}[options.flash_attn_type],
+            "kv_type": {0: "f32", 1: "f16"}.get(options.type_k, str(options.type_k)),
+            "use_extra_bufts": bool(settings.use_extra_bufts),
+            "threads": threads,
+            "context": context,
+        }
+
+    def tokenize(self, text: str) -> Answer:
+        """The ids of `text`, control tokens in it taken as text, no bos."""
+        raw = text.encode()
+        ids = (ctypes.c_int32 * (len(raw) + 8))()
+        vocab = self._llama.llama_model_get_vocab(self._model)
+        n = self._llama.llama_tokenize(vocab, raw, len(raw), ids, len(ids), False, False)
+        return {"tokens": list(ids[:n])}
+
+    def request(self, tokens: Sequence[int], follow: Sequence[int]) -> Answer:
+        """Reads `tokens` from an empty state, then each of `follow` by itself.
+
+        `first_ns` until the logits after the last of `tokens`, `decode_ns` for all of `follow`.
+        """
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
+        cpu = process_time_ns()
+        first_ns = self._decode(tokens)
+        read_cpu = process_time_ns() - cpu
+        windows = [self._decode([token]) for token in follow]
+        return {
+            "first_ns": first_ns,
+            "decode_ns": sum(windows),
+            "windows_ns": windows,
+            "read_cpu_ns": read_cpu,
+            "decode_cpu_ns": process_time_ns() - cpu - read_cpu,
+        }
+
+    def _decode(self, tokens: Sequence[int]) -> int:
+        llama, context = self._llama, self._context
+        ids = (ctypes.c_int32 * len(tokens))(*tokens)
+        batch = llama.llama_batch_get_one(ids, len(tokens))
+        begin = perf_counter_ns()
+        status = llama.llama_decode(context, batch)
+        llama.llama_synchronize(context)
+        end = perf_counter_ns()
+        if status:
+            raise SystemExit(f"llama_decode of {len(tokens)} tokens returned {status}")
+        return end - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("package", choices=PACKAGES)
+    parser.add_argument("model")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--context", type=int, required=True)
+    args = parser.parse_args()
+    pipe = Pipe()
+    llama = PACKAGES[args.package]()
+    peer = LlamaCpp(llama, args.model, threads=args.threads, context=args.context)
+    handlers = {"tokenize": peer.tokenize, "request": peer.request}
+    pipe.serve(peer.ready, handlers)
+
+
+if __name__ == "__main__":
+    main()
