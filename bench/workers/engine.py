@@ -6,6 +6,7 @@ It is opened and asked as any caller would: ledger, lanes and records are on.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import time
 from collections.abc import Sequence
@@ -41,6 +42,26 @@ def settings(
     )
 
 
+class _Feature(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
+
+
+def ggml_features() -> str:
+    """What ggml's CPU backend was built with, in the words of llama.cpp's system info."""
+    library = ggml.ggml.lib
+    library.ggml_backend_cpu_reg.restype = ctypes.c_void_p
+    address = library.ggml_backend_reg_get_proc_address
+    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
+    registry = library.ggml_backend_cpu_reg()
+    features = ctypes.CFUNCTYPE(ctypes.POINTER(_Feature), ctypes.c_void_p)(
+        address(registry, b"ggml_backend_get_features")
+    )(registry)
+    found = []
+    while name := features[len(found)].name:
+        found.append(f"{name.decode()} = {features[len(found)].value.decode()}")
+    return "CPU : " + " | ".join(found)
+
+
 class EngineWorker:
     """Answers requests by token ids from an empty state."""
 
@@ -51,7 +72,8 @@ class EngineWorker:
         plan, loaded = engine.loaded.plan, engine.loaded
         self.ready: Answer = {
             "engine": "slotwise",
-            "ggml": f"{ggml.__version__} (python), {ggml.ggml_version().decode()}",
+            "ggml": f"{ggml.ggml_version().decode()} (ggml-python {ggml.__version__})",
+            "system_info": ggml_features(),
             "threads": loaded.backend.threads,
             "context": loaded.settings.context,
             "kv_type": loaded.settings.kv_type,
