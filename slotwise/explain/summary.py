@@ -1,0 +1,321 @@
+"""What the requests of one engine life say together: medians by size, and what things cost.
+
+Requests are grouped by prompt size and by how much of it was reused. Unfinished ones are left out,
+and so is the first of each group (the life's first, or first use of a size: graphs are captured,
+kernels compiled); both are listed. Nothing is parsed and nothing is drawn here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from slotwise.explain.fit import (
+    Fit,
+    Floor,
+    RateCheck,
+    constant_rate,
+    floor_then_line,
+    repeated_sizes,
+    straight_line,
+    two_costs,
+)
+from slotwise.explain.record import Life, Phase, Reading, Request
+from slotwise.explain.stats import Estimate, mean, median
+
+REMAINDER = "remainder"
+OUTER = "outer"
+SIZE_GAP = 0.1
+SIZE_GAP_TOKENS = 16
+COLD_APART_FROM = 4
+"""The first request of a size stands apart when at least this many have that size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typical:
+    """Median and mean of one phase, remainder or outer clock over a group."""
+
+    name: str
+    lane: str
+    how: str
+    median: float
+    mean: Estimate
+    of: int
+    """Requests in the group; `mean.n` of them have a number here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Requests with about the same prompt and reused tokens; ranges are lowest and highest."""
+
+    prompt: tuple[int, int]
+    reused: tuple[int, int]
+    read: tuple[int, int]
+    used: tuple[int, ...]
+    cold: tuple[int, ...]
+    """Indices of first requests, kept apart from the numbers."""
+    rows: tuple[Typical, ...]
+
+    @property
+    def label(self) -> str:
+        new = "new" if self.reused == (0, 0) else f"{span(self.reused)} reused"
+        return f"prompt {span(self.prompt)} tokens, {new}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadCost:
+    """Fixed and per-token cost of the prompt read, over parts or requests."""
+
+    what: str
+    n: int
+    line: Fit | None
+    floor: Floor | None
+    """Shown beside the line where the straight line failed its test or could not be tested."""
+    why_not: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Everything said about one life beyond its requests."""
+
+    groups: tuple[Group, ...]
+    read: ReadCost
+    refill: RateCheck | None
+    refill_why_not: str
+    costs: Fit | None
+    """Prompt clock = fixed + per token + per lent slot; refused where those cannot be separated."""
+    left_out: tuple[tuple[int, str], ...]
+    """(request index, why it is in no median and no fit)."""
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """A reading and one summary per life."""
+
+    reading: Reading
+    summaries: tuple[Summary, ...]
+
+    @property
+    def anything(self) -> bool:
+        """Whether at least one request with a time was found."""
+        return any(
+            r.prompt_ms.known or r.ttft_ms.known or any(p.ms.known for p in r.phases)
+            for life in self.reading.lives
+            for r in life.requests
+        )
+
+
+def explain(reading: Reading) -> Explained:
+    """Summaries of every life of a reading."""
+    return Explained(reading=reading, summaries=tuple(summarise(v) for v in reading.lives))
+
+
+def summarise(life: Life) -> Summary:
+    """Medians by size, costs of read and refill, and what was left out of them."""
+    groups = group_requests(life.requests)
+    by_index = {r.index: r for r in life.requests}
+    used = [by_index[i] for g in groups for i in g.used]
+    used.sort(key=lambda r: r.index)
+    cold = [(i, "first of its life or size: kept apart") for g in groups for i in g.cold]
+    grouped = {i for g in groups for i in (*g.used, *g.cold)}
+    unused = [(r.index, _why_unused(r)) for r in life.requests if r.index not in grouped]
+    refill, why_not = refill_cost(used)
+    warnings = []
+    if any(by_index[i].first_of_life for g in groups for i in g.used):
+        warnings.append(
+            "the first request of this engine life is among the numbers, because no other has its "
+            "size; first requests are slower"
+        )
+    if not groups:
+        warnings.append("no finished request with a known prompt size: no medians, no fits")
+    return Summary(
+        groups=groups, read=read_cost(used), refill=refill, refill_why_not=why_not,
+        costs=slot_and_token_cost(used), left_out=tuple(sorted(cold + unused)),
+        warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+def group_requests(requests: Sequence[Request]) -> tuple[Group, ...]:
+    """Finished requests by prompt size and reused tokens, smallest first."""
+    usable = [r for r in requests if r.status == "done" and r.prompt.known]
+    groups: list[Group] = []
+    for by_prompt in _clusters(usable, lambda r: r.prompt.value or 0.0):
+        # 0 reused and 1 reused are different kinds of request, however close the numbers are
+        new = [r for r in by_prompt if not r.reused.value]
+        hits = [r for r in by_prompt if r.reused.value]
+        for members in ([new] if new else []) + _clusters(hits, lambda r: r.reused.value or 0.0):
+            groups.append(_group(sorted(members, key=lambda r: r.index)))
+    return tuple(groups)
+
+
+def read_cost(requests: Sequence[Request]) -> ReadCost:
+    """fixed + per-token cost of the read, from its parts where they are timed."""
+    parts, what, notes = _read_samples(requests)
+    sizes = len(set(repeated_sizes([x for x, _ in parts]))) if parts else 0
+    if sizes < 2:
+        why = "no timed read with known tokens" if not parts else "only one size was read"
+        return ReadCost(
+            what=what, n=len(parts), line=None, floor=None, warnings=tuple(notes),
+            why_not=f"{why}: fixed and per-token cost cannot be told apart",
+        )  # fmt: skip
+    x, y = [p[0] for p in parts], [p[1] for p in parts]
+    line = straight_line(x, y, name=what, per="token", warnings=notes)
+    floor = None
+    if line.lack_of_fit is None or line.lack_of_fit.rejects:
+        floor = floor_then_line(x, y, name=what, per="token")
+    return ReadCost(what=what, n=len(parts), line=line, floor=floor)
+
+
+def refill_cost(requests: Sequence[Request]) -> tuple[RateCheck | None, str]:
+    """Cost per refilled slot, or None and why."""
+    samples = []
+    for r in requests:
+        ms, slots = phase_ms(r, "refill"), _refilled(r)
+        if ms is not None and slots:
+            samples.append((slots, ms))
+    if not samples:
+        return None, "no refill with both its slots and its time"
+    x, y = [s[0] for s in samples], [s[1] for s in samples]
+    return constant_rate(x, y, name="refill", per="slot"), ""
+
+
+def slot_and_token_cost(requests: Sequence[Request]) -> Fit | None:
+    """Prompt clock split into per token and per lent slot; None where that is not the question."""
+    rows = [
+        (r.read.value, r.slots_lent.value, r.prompt_ms.value)
+        for r in requests
+        if not r.reused.value and r.slots_lent.value
+    ]
+    known = [(t, s, y) for t, s, y in rows if t is not None and s is not None and y is not None]
+    if len(known) < 4 or len({t for t, _, _ in known}) < 2:
+        return None
+    tokens, slots, y = ([float(v) for v in column] for column in zip(*known, strict=True))
+    return two_costs(tokens, slots, y, name="prompt clock", per=("token", "slot"))
+
+
+def phase_ms(request: Request, name: str) -> float | None:
+    """Summed ms of the request-lane phases of this name; None when absent or not known."""
+    found = [p.ms.value for p in request.phases if p.lane == "request" and p.name == name]
+    known = [v for v in found if v is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def phase_names(requests: Iterable[Request], *, lane: str = "request") -> list[str]:
+    """Names of one lane's phases in order of first use."""
+    return list(dict.fromkeys(p.name for r in requests for p in r.phases if p.lane == lane))
+
+
+def reads_of(request: Request) -> list[Phase]:
+    """The phases that read the prompt: timed parts first, the ledger's read.* otherwise."""
+    reads = [p for p in request.phases if p.lane == "request" and p.name.startswith("read")]
+    batched = [p for p in reads if p.name == "read (batched)"]
+    return batched or reads
+
+
+def span(values: tuple[int, int]) -> str:
+    low, high = values
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _read_samples(
+    requests: Sequence[Request],
+) -> tuple[list[tuple[float, float]], str, list[str]]:
+    fresh = [r for r in requests if not r.reused.value]
+    parts = _parts(fresh)
+    notes: list[str] = []
+    if len({x for x, _ in parts}) < 2 and len({x for x, _ in _parts(requests)}) >= 2:
+        fresh, parts = list(requests), _parts(requests)
+        notes.append("some of these reads continued a reused prefix: depth is in the cost too")
+    if parts:
+        return parts, "read (batched)", notes
+    whole = [(r.read.value, _whole_read(r)) for r in fresh]
+    samples = [(x, y) for x, y in whole if x and y is not None]
+    if samples:
+        return samples, "read, all phases", notes
+    clock = [(r.read.value, r.prompt_ms.value) for r in fresh]
+    notes.append("the read is not timed by itself: this is the whole prompt clock")
+    return [(x, y) for x, y in clock if x and y is not None], "prompt clock", notes
+
+
+def _parts(requests: Iterable[Request]) -> list[tuple[float, float]]:
+    return [
+        (float(p.tokens), p.ms.value)
+        for r in requests
+        for p in r.phases
+        if p.lane == "request" and p.name == "read (batched)" and p.tokens
+        if p.ms.value is not None
+    ]
+
+
+def _whole_read(request: Request) -> float | None:
+    reads = [p.ms.value for p in reads_of(request)]
+    known = [v for v in reads if v is not None]
+    return sum(known) if known and len(known) == len(reads) else None
+
+
+def _refilled(request: Request) -> float | None:
+    slots = [p.slots for p in request.phases if p.lane == "request" and p.name == "refill"]
+    if slots and all(s is not None for s in slots):
+        return float(sum(s for s in slots if s is not None))
+    return request.slots_refilled.value
+
+
+def _group(members: Sequence[Request]) -> Group:
+    cold = []
+    if len(members) >= 2 and (members[0].first_of_life or len(members) >= COLD_APART_FROM):
+        cold = [members[0]]
+    used = members[len(cold) :]
+    return Group(
+        prompt=_range(r.prompt.value for r in members),
+        reused=_range(r.reused.value for r in members),
+        read=_range(r.read.value for r in members),
+        used=tuple(r.index for r in used),
+        cold=tuple(r.index for r in cold),
+        rows=tuple(_typical(used)),
+    )
+
+
+def _typical(requests: Sequence[Request]) -> Iterable[Typical]:
+    series: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for i, r in enumerate(requests):
+        clocks = (("prompt clock", r.prompt_ms), ("first token", r.ttft_ms))
+        entries = [(p.name, p.lane, p.ms) for p in r.phases]
+        entries += [(p.name, REMAINDER, p.ms) for p in r.remainders]
+        entries += [(name, OUTER, value) for name, value in clocks]
+        for name, lane, ms in entries:
+            if ms.value is not None:
+                column = series.setdefault((name, lane), [])
+                column += [{} for _ in range(i + 1 - len(column))]
+                column[i][ms.how] = column[i].get(ms.how, 0.0) + ms.value
+    for (name, lane), column in series.items():
+        values = [sum(cell.values()) for cell in column if cell]
+        ways = {how for cell in column for how in cell}
+        yield Typical(
+            name=name, lane=lane, how="measured" if ways == {"measured"} else "derived",
+            median=median(values), mean=mean(values), of=len(requests),
+        )  # fmt: skip
+
+
+def _clusters(requests: Sequence[Request], size: Callable[[Request], float]) -> list[list[Request]]:
+    """Splits where neighbouring sizes differ by more than 10 % and more than 16 tokens."""
+    clusters: list[list[Request]] = []
+    last = 0.0
+    for r in sorted(requests, key=size):
+        if not clusters or size(r) - last > max(SIZE_GAP * last, SIZE_GAP_TOKENS):
+            clusters.append([])
+        clusters[-1].append(r)
+        last = size(r)
+    return clusters
+
+
+def _range(values: Iterable[float | None]) -> tuple[int, int]:
+    known = [int(v) for v in values if v is not None]
+    return (min(known), max(known)) if known else (0, 0)
+
+
+def _why_unused(request: Request) -> str:
+    if request.status != "done":
+        return f"{request.status}: its times are not those of a whole request"
+    return "its prompt size is not known"
