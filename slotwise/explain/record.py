@@ -18,8 +18,9 @@ How = Literal["measured", "derived", "bounded", "missing"]
 Status = Literal["done", "cancelled", "incomplete", "failed"]
 
 NAME_LIMIT = 32
+WORD_LIMIT = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 +/_:()-]*")
-_TWO_SEPARATORS = re.compile(r"/[^/]*/")
+_WORDS = re.compile(r"[A-Za-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +212,14 @@ def safe_name(text: str) -> str | None:
     """`text` as a phase name when it is harmless, else None.
 
     Phase names are parsed, not listed, so they pass a character allow-list, a limit of
-    32 characters, and must not look like a path or like a long run of digits.
+    32 characters, and must not look like a path or a key: at most two slashes, no long
+    word, few digits.
     """
     name = " ".join(text.split())
     if not name or len(name) > NAME_LIMIT or not _NAME.fullmatch(name):
         return None
-    if _TWO_SEPARATORS.search(name) or sum(c.isdigit() for c in name) > 6:
+    if name.count("/") > 2 or sum(c.isdigit() for c in name) > 3:
+        return None
+    if any(len(word) > WORD_LIMIT for word in _WORDS.findall(name)):
         return None
     return name

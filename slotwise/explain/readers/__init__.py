@@ -1,1 +1,171 @@
-"""Log readers, one per dialect, and the registry that picks one for each file."""
+"""Log readers, one per dialect, and the registry that picks one for each file.
+
+`read_files` reads each file once, front to back, and never raises on what a file holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from slotwise.explain.readers.base import Reader, Unknown
+from slotwise.explain.readers.lines import (
+    LogFile,
+    Splitter,
+    blocks,
+    feed_block,
+    sample,
+)
+from slotwise.explain.record import Life, Reading
+
+READERS = (
+    "strata:StrataReader",
+    "strata_ladder:StrataLadderReader",
+    "llama_cpp:LlamaCppReader",
+    "slotwise_trace:SlotwiseTraceReader",
+    "vllm:VllmReader",
+    "sglang:SglangReader",
+    "ktransformers:KTransformersReader",
+    "bigmoe:BigMoeReader",
+)
+"""Module and class of each reader. Ties go to the earlier one."""
+
+SURE_ENOUGH = 0.05
+
+
+def new_readers(file: str) -> list[Reader]:
+    """One fresh reader of every dialect for the file of this base name."""
+    out: list[Reader] = []
+    for entry in READERS:
+        module, _, name = entry.partition(":")
+        try:
+            found = import_module(f"slotwise.explain.readers.{module}")
+        except ModuleNotFoundError as error:
+            if error.name != f"slotwise.explain.readers.{module}":
+                raise
+            continue
+        out.append(getattr(found, name)(file))
+    return out
+
+
+class FileReading:
+    """One file being read: `pump` takes what is there now, then look at the fields."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.name
+        self.lines = 0
+        self.unknown = Unknown(())
+        self.reader: Reader | None = None
+        self._log = LogFile(path)
+        self._splitter = Splitter()
+
+    @property
+    def size(self) -> int:
+        return self._log.size
+
+    def pump(self) -> bool:
+        """Read to the present end of the file. Returns whether there was anything new."""
+        before = self.size
+        for block in blocks(self._log, self._splitter):
+            self._take(block)
+        return self.size > before
+
+    def _take(self, block: bytes) -> None:
+        if self.reader is None:
+            lines = sample(block)
+            scored = [(r.sniff(lines), -i, r) for i, r in enumerate(new_readers(self.file))]
+            score, _, best = max(scored, key=lambda entry: entry[:2])
+            if score < SURE_ENOUGH:
+                for line in block.split(b"\n"):
+                    self.unknown.add(line[:400].decode("utf-8", "replace"))
+                    self.lines += 1
+                return
+            self.reader = best
+        self.lines = feed_block(self.reader, block, self.lines + 1) - 1
+
+    def end(self) -> list[str]:
+        """Take a last line without its end, close the file, say what went wrong."""
+        problems: list[str] = []
+        if rest := self._splitter.rest():
+            self._take(rest)
+            problems.append("the last line has no end")
+        if self._splitter.cut:
+            problems.append(f"{self._splitter.cut} lines over 64 KiB were cut")
+        if self._log.problem:
+            problems.append(self._log.problem)
+        self._log.close()
+        return problems
+
+    def lives(self) -> list[Life]:
+        return self.reader.finish() if self.reader is not None else []
+
+    def unknown_counts(self) -> dict[str, int]:
+        counts = dict(self.unknown.counts)
+        reader_unknown = getattr(self.reader, "unknown", None)
+        if isinstance(reader_unknown, Unknown):
+            for shape, count in reader_unknown.counts.items():
+                counts[shape] = counts.get(shape, 0) + count
+        return counts
+
+
+def read_files(paths: Sequence[Path | str], *, follow: bool = False) -> Reading:
+    """Read logs into one `Reading`. What cannot be read is listed in `unreadable`.
+
+    With `follow` a half last line is left for later instead of being taken as it is.
+    """
+    readings: list[FileReading] = []
+    unreadable: list[str] = []
+    for path in map(Path, paths):
+        try:
+            reading = FileReading(path)
+            reading.pump()
+        except OSError as error:
+            unreadable.append(f"{path.name}: {error.strerror or type(error).__name__}")
+            continue
+        readings.append(reading)
+        if not follow:
+            unreadable += [f"{path.name}: {problem}" for problem in reading.end()]
+        if reading.reader is None:
+            unreadable.append(f"{path.name}: no known dialect")
+    return combine(readings, unreadable)
+
+
+def combine(readings: Sequence[FileReading], unreadable: Sequence[str]) -> Reading:
+    unknown: dict[str, int] = {}
+    for reading in readings:
+        for shape, count in reading.unknown_counts().items():
+            unknown[shape] = unknown.get(shape, 0) + count
+    return Reading(
+        lives=tuple(life for reading in readings for life in reading.lives()),
+        unknown=unknown,
+        lines=sum(reading.lines for reading in readings),
+        bytes=sum(reading.size for reading in readings),
+        files=tuple(reading.file for reading in readings),
+        unreadable=tuple(unreadable),
+    )
+
+
+def follow_files(
+    paths: Sequence[Path | str],
+    *,
+    interval_s: float = 0.5,
+    keep_going: Callable[[], bool] = lambda: True,
+) -> Iterator[Reading]:
+    """Yield a `Reading` now and whenever a file has grown, until `keep_going` says no.
+
+    Raises OSError when a file cannot be opened.
+    """
+    readings = [FileReading(Path(path)) for path in paths]
+    first = True
+    while True:
+        grown = [reading.pump() for reading in readings]
+        if first or any(grown):
+            yield combine(readings, ())
+        first = False
+        if not keep_going():
+            for reading in readings:
+                reading.end()
+            return
+        time.sleep(interval_s)
