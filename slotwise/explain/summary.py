@@ -141,11 +141,11 @@ def group_requests(requests: Sequence[Request]) -> tuple[Group, ...]:
     """Finished requests by prompt size and reused tokens, smallest first."""
     usable = [r for r in requests if r.status == "done" and r.prompt.known]
     groups: list[Group] = []
-    for by_prompt in _clusters(usable, lambda r: r.prompt.value or 0.0):
+    for by_prompt in clusters(usable, lambda r: r.prompt.value or 0.0):
         # 0 reused and 1 reused are different kinds of request, however close the numbers are
         new = [r for r in by_prompt if not r.reused.value]
         hits = [r for r in by_prompt if r.reused.value]
-        for members in ([new] if new else []) + _clusters(hits, lambda r: r.reused.value or 0.0):
+        for members in ([new] if new else []) + clusters(hits, lambda r: r.reused.value or 0.0):
             groups.append(_group(sorted(members, key=lambda r: r.index)))
     return tuple(groups)
 
@@ -268,9 +268,9 @@ def _group(members: Sequence[Request]) -> Group:
         cold = [members[0]]
     used = members[len(cold) :]
     return Group(
-        prompt=_range(r.prompt.value for r in members),
-        reused=_range(r.reused.value for r in members),
-        read=_range(r.read.value for r in members),
+        prompt=token_range(r.prompt.value for r in members),
+        reused=token_range(r.reused.value for r in members),
+        read=token_range(r.read.value for r in members),
         used=tuple(r.index for r in used),
         cold=tuple(r.index for r in cold),
         rows=tuple(_typical(used)),
@@ -298,7 +298,7 @@ def _typical(requests: Sequence[Request]) -> Iterable[Typical]:
         )  # fmt: skip
 
 
-def _clusters(requests: Sequence[Request], size: Callable[[Request], float]) -> list[list[Request]]:
+def clusters(requests: Sequence[Request], size: Callable[[Request], float]) -> list[list[Request]]:
     """Splits where neighbouring sizes differ by more than 10 % and more than 16 tokens."""
     clusters: list[list[Request]] = []
     last = 0.0
@@ -310,7 +310,8 @@ def _clusters(requests: Sequence[Request], size: Callable[[Request], float]) -> 
     return clusters
 
 
-def _range(values: Iterable[float | None]) -> tuple[int, int]:
+def token_range(values: Iterable[float | None]) -> tuple[int, int]:
+    """Lowest and highest of the known counts; (0, 0) when none is known."""
     known = [int(v) for v in values if v is not None]
     return (min(known), max(known)) if known else (0, 0)
 
