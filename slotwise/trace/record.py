@@ -42,13 +42,13 @@ class Tokens:
     reused: int = field(metadata=measured())
     """Prompt tokens whose state was there already."""
     read_planned: int = field(init=False, metadata=derived())
-    """prompt - reused - 1."""
+    """prompt - reused - 1, or 0 for a prompt that was refused."""
     read: int = field(metadata=measured())
     """Tokens the prompt read really finished; less than planned if it was cancelled or failed."""
     generated: int = field(metadata=measured())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "read_planned", self.prompt - self.reused - 1)
+        object.__setattr__(self, "read_planned", max(0, self.prompt - self.reused - 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import jsonschema
 import numpy as np
 from experts.faulty_store import FaultyStore
 from reference.tiny import TinyModel, TypeOf, build, everything_f32, random_tokens
@@ -21,6 +22,7 @@ from slotwise.engine.settings import EngineSettings
 from slotwise.experts.profile import Profile, save_profile
 from slotwise.experts.store import open_store
 from slotwise.trace import RequestRecord
+from slotwise.trace.schema import trace_schema
 from slotwise.weights.layout import ExpertLayout, expert_layout
 from slotwise.weights.pack import write_pack
 from slotwise.weights.shards import ModelFile, open_model
@@ -158,6 +160,7 @@ def record_of(engine: Engine) -> RequestRecord:
     ledger, tokens = record.ledger, record.tokens
     assert sum(p.ns for p in ledger.phases.values()) == ledger.wall_ns
     assert ledger.counted_twice_ns == 0
+    _validator().validate(record.to_dict())
     assert RequestRecord.from_dict(record.to_dict()) == record
     assert 0 <= tokens.read <= tokens.read_planned
     if ledger.status == "done":
@@ -167,6 +170,13 @@ def record_of(engine: Engine) -> RequestRecord:
         assert tokens.generated <= record.decode.tokens + 1
         assert 0 <= record.decode.windows_ns <= record.decode.wall_ns
     return record
+
+
+@cache
+def _validator() -> Any:
+    schema = trace_schema()
+    of_a_record = {"$ref": "#/$defs/RequestRecord", "$defs": schema["$defs"]}
+    return jsonschema.Draft202012Validator(of_a_record)
 
 
 def check_idle(engine: Engine) -> None:
