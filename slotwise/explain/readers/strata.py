@@ -1,0 +1,467 @@
+"""Strata engine logs, all versions and forks, as a state machine over lines.
+
+A request is everything from the lines before its `request` up to its summary; the lines
+after a summary still belong to it. Without the trace only the summary delimits requests.
+One life is one engine: its start line, or its counters falling, begins the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from re import Match
+
+from slotwise.explain.readers import strata_grammar as g
+from slotwise.explain.readers import strata_prefill as prefill
+from slotwise.explain.readers.base import Unknown
+from slotwise.explain.readers.lines import before_last_byte, last_byte
+from slotwise.explain.readers.strata_life import LifeState
+from slotwise.explain.readers.strata_request import Draft, Part, Summary, measured
+from slotwise.explain.record import Life
+
+_DIGITS = b"0123456789 "
+
+
+class StrataReader:
+    """Reader of the dialect ``strata``."""
+
+    name = "strata"
+    bulk = b"strata trace: window "
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.unknown = Unknown(g.VOCABULARY)
+        self.done_lives: list[Life] = []
+        self.life = LifeState(file, 1)
+        self.draft = Draft()
+        self.held: Draft | None = None
+        """The last request with a summary: lines after the summary still belong to it."""
+        self.no = 0
+        self._run_comment = ""
+        self._heads: dict[str, Callable[[str], bool]] = {
+            "strata trace": self._trace,
+            "strata serve": self._serve,
+            "strata prefill timing": self._prefill,
+            "strata prefill timing (peer GPU, ms)": self._peer,
+            "strata prefill phases": self._prefill_json,
+            "strata prefill transfer": lambda _: True,
+            "strata decode timing": self._decode,
+            "strata generate": self._generate,
+            "strata batch": self._batch,
+        }
+
+    def sniff(self, lines: Sequence[str]) -> float:
+        """Certain on any line that only this engine prints."""
+        hits = 0
+        for line in lines:
+            text = _bare(line)
+            if text.startswith(g.HEADS) or g.DONE.match(text):
+                hits += 1
+        return min(1.0, 0.6 + 0.1 * hits) if hits else 0.0
+
+    # --- lines
+
+    def feed(self, line_no: int, line: str) -> None:
+        self.no = line_no
+        if not line.startswith(("strata ", "[strata] ")):
+            line = _bare(line)
+        head, colon, rest = line.partition(":")
+        handler = self._heads.get(head)
+        if handler is not None and colon:
+            known = handler(rest[1:].rstrip())
+        elif line.startswith("[strata] "):
+            known = self._server(line[9:])
+        elif head in g.IGNORED_HEADS:
+            known = True
+        else:
+            known = self._other(line)
+        if not known:
+            self.unknown.add(line)
+
+    def feed_bulk(self, line_no: int, tails: list[bytes]) -> None:
+        """Window lines. Only their number, their T and the first one are kept."""
+        joined = b"".join(tails)
+        plain = not joined.translate(None, _DIGITS) and min(map(len, tails)) > 2
+        if not plain or sum(map(before_last_byte, tails)) != 32 * len(tails):
+            for i, tail in enumerate(tails):
+                self.feed(line_no + i, (self.bulk + tail[:64]).decode("utf-8", "replace"))
+            return
+        draft = self._touch(line_no + len(tails) - 1, line_no)
+        if draft.first_window is None and tails[0].count(b" ") == 1:
+            pos, _, rows = tails[0].partition(b" ")
+            draft.first_window = (int(pos), int(rows))
+        draft.windows += len(tails)
+        draft.window_tokens += sum(map(last_byte, tails)) - 48 * len(tails)
+
+    def finish(self) -> list[Life]:
+        """The lives so far; feeding may go on afterwards."""
+        life, lives = self.life.copy(), self.done_lives
+        for draft in self._unsettled(self.held, self.draft):
+            life.add(draft)
+        return [*lives, life.build()] if life.seen_anything or not lives else list(lives)
+
+    # --- requests and lives
+
+    def _touch(self, last: int | None = None, first: int | None = None) -> Draft:
+        draft = self.draft
+        draft.last = last or self.no
+        if not draft.first:
+            draft.first = first or self.no
+        return draft
+
+    def _unsettled(self, held: Draft | None, draft: Draft) -> list[Draft]:
+        """Requests to build when the log ends here, in order."""
+        out: list[Draft] = []
+        if held is not None:
+            if draft.runs and not draft.traced and not draft.done and _fits(draft, held):
+                held = _joined(held, draft)
+                draft = Draft()
+            out.append(held)
+        if draft.is_request:
+            out += _cut_runs(draft)
+        return out
+
+    def _flush(self) -> None:
+        for draft in self._unsettled(self.held, self.draft):
+            self._add(draft)
+        self.held, self.draft = None, Draft()
+
+    def _add(self, draft: Draft) -> None:
+        if self.life.counter_fell(draft):
+            self._close_life(draft.first, note="host staging fell: the engine had restarted")
+        self.life.add(draft)
+
+    def _close_life(self, first_line: int, note: str = "") -> None:
+        if self.life.seen_anything:
+            self.done_lives.append(self.life.build())
+        self.life = LifeState(self.file, first_line)
+        if note:
+            self.life.notes.append(note)
+
+    def _new_life(self) -> None:
+        self._flush()
+        self._close_life(self.no)
+
+    def _summarised(self) -> None:
+        """The draft has its summary: it waits for trailing lines, the one before is final."""
+        draft, held = self.draft, self.held
+        if held is not None:
+            if _fits(draft, held) and not draft.traced and not _fits_own(draft):
+                held = _joined(held, draft)
+                draft.runs, draft.setup_ms = [], None
+            self._add(held)
+        self.held, self.draft = draft, Draft()
+
+    # --- strata trace
+
+    def _trace(self, text: str) -> bool:
+        draft = self.draft
+        if match := g.REQUEST.match(text):
+            if draft.is_request:
+                self._flush()
+            draft = self._touch()
+            draft.n, draft.images = int(match[1]), match[2] == "1"
+        elif match := g.READ.match(text):
+            self._touch().read(int(match[1]), match[2].strip(), float(match[3]))
+        elif match := g.LENT.match(text):
+            self._touch().lent(int(match[1]), float(match[3]))
+            self.life.lent_lines = True
+        elif match := g.REFILL_START.match(text):
+            self._touch().refill_start(int(match[1]))
+        elif match := g.REFILLED.match(text):
+            self._touch().refilled(int(match[1]), int(match[2]), float(match[3]))
+            self.life.refilled_lines = True
+        elif match := g.WINDOW.match(text):
+            self._window(int(match[1]), int(match[2]))
+        elif g.PROMPT_DONE.match(text):
+            self._touch().prompt_done = True
+        elif g.CHUNK.match(text):
+            self._touch().chunks += 1
+        elif match := g.INTERLEAVE.match(text):
+            self._touch().interleaved += float(match[2])
+        else:
+            return self._trace_rest(text)
+        self.life.trace_lines = True
+        return True
+
+    def _trace_rest(self, text: str) -> bool:
+        if g.FREE_AFTER.match(text):
+            self.life.trace_switch = True
+            return True
+        return bool(g.PROMPT_START.match(text) or g.TRACE_KNOWN.match(text))
+
+    def _window(self, position: int, rows: int) -> None:
+        draft = self._touch()
+        if draft.first_window is None:
+            draft.first_window = (position, rows)
+        draft.windows += 1
+        draft.window_tokens += rows
+
+    # --- strata serve
+
+    def _serve(self, text: str) -> bool:
+        if text.startswith("prompt ") and (match := g.SUMMARY.match(text)):
+            self._summary(match)
+        elif text.startswith("conversation cache: "):
+            return self._conversation_cache(text)
+        elif match := g.HIT_RATE.match(text):
+            target = self._tail()
+            target.facts["decode hit rate %"] = measured(float(match[1]))
+            self.life.pcie_tail |= match[4] is not None
+        elif match := g.SUFFIX_DRAFTS.match(text):
+            self._tail().facts["suffix drafts accepted"] = measured(int(match[2]))
+        elif match := g.TIERS.match(text):
+            target = self._tail()
+            target.facts["file blobs"] = self.life.tier("file blobs", float(match[3]))
+            target.facts["file MB"] = self.life.tier("file MB", float(match[4]))
+        elif match := g.RESIDENT_RAM.match(text):
+            self._tail().facts["file blobs (resident RAM)"] = self.life.tier(
+                "file blobs (resident RAM)", float(match[1])
+            )
+        elif g.NO_PROGRESS.match(text):
+            self._touch().failed = True
+        else:
+            return self.life.serve_line(text)
+        return True
+
+    def _tail(self) -> Draft:
+        """The request that lines after a summary belong to."""
+        if self.held is not None:
+            self.held.last = max(self.held.last, self.no)
+            return self.held
+        return self._touch()
+
+    def _summary(self, match: Match[str]) -> None:
+        read = int(match[3])
+        planned = int(match[4]) if match[4] else read
+        self.life.a_of_b |= match[4] is not None
+        summary = Summary(
+            prompt=int(match[1]),
+            reused=int(match[2]),
+            read=read,
+            planned=planned,
+            prompt_ms=float(match[5]),
+            generated=int(match[7]),
+            decode_ms=float(match[8]),
+            accepted=int(match[10]) if match[10] else None,
+            offered=int(match[11]) if match[11] else None,
+            checkpoints=int(match[12]) if match[12] else None,
+            cancelled=match[4] is not None or "(cancelled)" in match[13],
+        )
+        draft = self.draft
+        if draft.n is not None and draft.n != summary.prompt:
+            draft.warnings.append("the next summary line is about another prompt")
+            self._flush()
+        elif draft.done is not None and draft.done.prompt != summary.prompt:
+            self._flush()
+        self._touch().summary = summary
+        self._summarised()
+
+    def _conversation_cache(self, text: str) -> bool:
+        if match := g.PARKED.match(text):
+            self._touch().caches.append(Part("conversation parked", float(match[2])))
+        elif match := g.RESTORED.match(text):
+            self._touch().caches.append(Part("conversation restored", float(match[2])))
+        else:
+            return g.CACHE_OTHER.match(text) is not None
+        return True
+
+    # --- timing
+
+    def _prefill(self, text: str) -> bool:
+        if run := prefill.parse_run(text):
+            self._touch().runs.append(run)
+            self.life.prefill_lines = True
+            self.life.chunk_lines |= run.kind == "chunk"
+            return True
+        runs = self.draft.runs
+        if text.startswith("host: ") and runs:
+            self.life.host_lines = True
+            return prefill.add_host(runs[-1], text)
+        if match := g.SETUP.match(text):
+            draft = self._touch()
+            draft.setup_ms = (draft.setup_ms or 0.0) + float(match[2])
+            return True
+        if match := g.PEER_EXPERTS.match(text):
+            self._touch().facts["peer-streamed experts"] = measured(int(match[1]))
+            return True
+        return False
+
+    def _peer(self, text: str) -> bool:
+        if self.draft.runs:
+            phases, hidden = prefill.parse_phases(text.partition(";")[0], peer=True)
+            self.draft.runs[-1].peer.update(phases)
+            self.draft.runs[-1].hidden_names += hidden
+        return True
+
+    def _prefill_json(self, text: str) -> bool:
+        return bool(self.draft.runs) and prefill.add_json(self.draft.runs[-1], text)
+
+    def _decode(self, text: str) -> bool:
+        match = g.DECODE.match(text)
+        if match is None:
+            return False
+        if self.draft.decode is not None:
+            self._flush()
+        self._touch().decode = tuple(float(x) if x else 0.0 for x in match.groups())
+        self.life.decode_lines = True
+        return True
+
+    # --- batch mode, start-up, server, stdout
+
+    def _batch(self, text: str) -> bool:
+        if match := g.BATCH_PARTS.match(text):
+            self._touch().between_parts = float(match[2])
+        elif match := g.BATCH_TAKES.match(text):
+            self._touch().outside.append(Part("slot takes the sequence", float(match[3])))
+        elif match := g.BATCH_BACK.match(text):
+            self._touch().caches.append(Part("slot hand-back", float(match[3])))
+        elif match := g.BATCH_YIELD.match(text):
+            self._touch().outside.append(Part("slot holds the prompt", float(match[3])))
+        else:
+            return text.startswith(("restoring slot ", "BYIELD ")) or " windows, avg " in text
+        self.life.batch_lines = True
+        return True
+
+    def _generate(self, text: str) -> bool:
+        if match := g.ONE_SHOT.match(text):
+            self._flush()
+            draft = self._touch()
+            draft.parts.append(Part("read (one-shot)", float(match[3]), tokens=int(match[1])))
+            for name, group in (("experts streamed", 5), ("experts by DMA", 6), ("resident", 8)):
+                draft.facts[name] = measured(int(match[group]))
+            return True
+        if match := g.ONE_SHOT_REFILL.match(text):
+            self._touch().parts.append(Part("refill", float(match[2]), slots=int(match[1])))
+            return True
+        if g.FIRST_LINES.match(text) and (self.life.up or self.life.has_requests or self.held):
+            self._new_life()
+        return self.life.generate_line(text, self.no)
+
+    def _server(self, text: str) -> bool:
+        if match := g.STARTED.match(text):
+            self._new_life()
+            self.life.start_header(match[1])
+            return True
+        if match := g.SERVER_REQUEST.match(text):
+            held = self.held
+            if held is not None and held.summary and held.summary.prompt == int(match[1]):
+                held.total_ms = float(match[5])
+                held.last = self.no
+            else:
+                self._server_request(match)
+            return True
+        return g.SERVER_KNOWN.match(text) is not None
+
+    def _server_request(self, match: Match[str]) -> None:
+        """A server line about a request no engine line tells of (engine log elsewhere)."""
+        if self.draft.traced or self.draft.done:
+            return
+        prompt, reused = int(match[1]), int(match[2])
+        draft = self._touch()
+        read = max(0, prompt - reused)
+        draft.summary = Summary(prompt, reused, read, read, float(match[4]), int(match[3]), 0.0)
+        draft.facts["total_ms"] = measured(float(match[5]))
+        draft.total_ms = float(match[5])
+        draft.no_decode_clock = True
+        self._summarised()
+
+    def _other(self, line: str) -> bool:
+        word = line.partition(" ")[0].rstrip()
+        if word == "DONE" and (match := g.DONE.match(line)):
+            self._done(match)
+            return True
+        if word == "PP" and (match := g.PP.match(line)):
+            self._touch().last_pp = float(match[3])
+            return True
+        if word in ("ERR", "FATAL"):
+            if self.draft.is_request:
+                self._touch().failed = True
+            return True
+        if word == "#" and (match := g.MEASURED_COMMENT.match(line)):
+            if self._run_comment not in ("", match[1]):
+                self._new_life()
+                self.life.notes.append("a new run by the comment lines of the file")
+            elif self.draft.done:
+                self._flush()
+            self._run_comment = match[1]
+            self._touch().facts["measured"] = measured(int(match[2] == "True"))
+            return True
+        return word in g.PROTOCOL or not line.strip() or line.startswith((" " * 8, "#"))
+
+    def _done(self, match: Match[str]) -> None:
+        if self.draft.done is not None:
+            self._flush()
+        tail = match[9].split()
+        generated, prompt, reused = int(match[1]), int(match[2]), int(match[8])
+        planned = max(0, prompt - reused)
+        read = planned
+        if len(tail) > 5 and tail[5].isdecimal():
+            read = min(planned, int(tail[5]))
+        done = Summary(
+            prompt=prompt,
+            reused=reused,
+            read=read,
+            planned=planned,
+            prompt_ms=float(match[3]),
+            generated=generated,
+            decode_ms=float(match[4]),
+            accepted=int(match[6]),
+            offered=int(match[7]),
+            cancelled=match[5] == "cancel",
+        )
+        held = self.held
+        late = held is not None and held.done is None and not self.draft.is_request
+        if late and held and held.summary and held.summary.prompt == prompt:
+            held.done, held.last = done, self.no
+        else:
+            self._touch().done = done
+        self.life.done_lines = True
+
+
+def _bare(line: str) -> str:
+    """The line without colours and without what a journal or a container puts before it."""
+    if "\x1b" in line:
+        line = g.ANSI.sub("", line)
+    if "strata" in line[:160] and (match := g.PREFIX.match(line)):
+        return line[match.end() :]
+    return line
+
+
+def _run_tokens(draft: Draft) -> int:
+    return max(
+        (sum(r.tokens for r in draft.runs if r.kind == kind) for kind in ("run", "chunk")),
+        default=0,
+    )
+
+
+def _fits(draft: Draft, held: Draft) -> bool:
+    """Whether the draft's prefill lines are those of the request before it."""
+    if not draft.runs or held.runs or held.summary is None:
+        return False
+    return 0 <= held.summary.planned - 1 - _run_tokens(draft) <= 64
+
+
+def _fits_own(draft: Draft) -> bool:
+    summary = draft.summary
+    return summary is not None and _run_tokens(draft) <= summary.planned
+
+
+def _joined(held: Draft, draft: Draft) -> Draft:
+    held.runs, held.setup_ms, held.last = draft.runs, draft.setup_ms, draft.last
+    held.warnings.append("its prefill timing lines come after its summary line")
+    return held
+
+
+def _cut_runs(draft: Draft) -> list[Draft]:
+    """Several requests' prefill lines with no line between them that tells of a request."""
+    if draft.traced or draft.summary or draft.done or len(draft.runs) < 4:
+        return [draft]
+    groups = prefill.separate(draft.runs)
+    if len(groups) < 2:
+        return [draft]
+    out: list[Draft] = []
+    for runs in groups:
+        part = Draft(first=draft.first, last=draft.last, runs=runs)
+        part.warnings.append("no request line: cut where a first stage's line ends a read")
+        out.append(part)
+    return out

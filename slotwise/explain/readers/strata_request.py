@@ -1,0 +1,518 @@
+"""One Strata request: what its lines said (`Draft`), and the `Request` made of it.
+
+The identities between the lines are checked here and become warnings when they fail. No
+phase is invented: what a line does not say is bounded or missing, with the switch or the
+version that would have said it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from slotwise.explain.readers import strata_prefill as prefill
+from slotwise.explain.record import Phase, Request, Status, Value
+
+REST = "prompt_ms - (lent + read + refilled)"
+REST_HOLDS = (
+    "reuse lookup, checkpoint restore and saves, parking, adaptive swaps, zeroing and trace "
+    "output: no line tells them apart"
+)
+NO_TRACE = "the parts of prompt_ms (lend, read, refill): STRATA_TRACE was off"
+NO_PREFILL = "what the read was made of: STRATA_PREFILL_TIMING was off"
+NO_DECODE = "what a decode window was made of: STRATA_DECODE_TIMING was off"
+OLD_VERSION = "lend and refill times: this version does not print them (0.1.32 and later do)"
+NO_SUMMARY = "the prompt and decode clocks: the log has no summary line for this request"
+NO_CLIENT = "queueing, templating and tokenising: they come before the engine's clock"
+
+_needs_trace = Value.missing("needs STRATA_TRACE=1")
+_no_summary = Value.missing("no summary line")
+_nothing_lent = Value.derived(0.0, "no part was read in a batch, so nothing was lent")
+_own_buffers = Value.derived(0.0, "the prompt path owns its buffers: nothing is lent")
+_no_refill_line = Value.derived(0.0, "the trace has no refill line")
+_open_end = Value.bounded(0.0, None, "began, and its end is not in the log")
+
+measured = lru_cache(maxsize=1 << 14)(Value.measured)
+
+
+@dataclass(slots=True)
+class Part:
+    """One timed line of the trace. `tokens` of a read, `slots` of a lend or a refill."""
+
+    kind: str
+    ms: float
+    tokens: int = 0
+    slots: int = 0
+
+
+@dataclass(slots=True)
+class Summary:
+    """The summary line or the DONE line: the engine's account of one request."""
+
+    prompt: int
+    reused: int
+    read: int
+    planned: int
+    prompt_ms: float
+    generated: int
+    decode_ms: float
+    accepted: int | None = None
+    offered: int | None = None
+    checkpoints: int | None = None
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the lines of one request have said so far."""
+
+    first: int = 0
+    last: int = 0
+    n: int | None = None
+    images: bool = False
+    parts: list[Part] = field(default_factory=list[Part])
+    open_refill: list[int] = field(default_factory=list[int])
+    slots_out: int = 0
+    peak: int = 0
+    hidden_slots: int = 0
+    hidden_refills: int = 0
+    stages: int = 0
+    chunks: int = 0
+    prompt_done: bool = False
+    windows: int = 0
+    window_tokens: int = 0
+    first_window: tuple[int, int] | None = None
+    summary: Summary | None = None
+    done: Summary | None = None
+    caches: list[Part] = field(default_factory=list[Part])
+    runs: list[prefill.Run] = field(default_factory=list[prefill.Run])
+    setup_ms: float | None = None
+    interleaved: float = 0.0
+    between_parts: float | None = None
+    outside: list[Part] = field(default_factory=list[Part])
+    decode: tuple[float, ...] | None = None
+    last_pp: float | None = None
+    failed: bool = False
+    total_ms: float | None = None
+    no_decode_clock: bool = False
+    facts: dict[str, Value] = field(default_factory=dict[str, Value])
+    warnings: list[str] = field(default_factory=list[str])
+
+    @property
+    def traced(self) -> bool:
+        return self.n is not None or bool(self.parts)
+
+    @property
+    def is_request(self) -> bool:
+        """Whether anything but lines that come before a request has been seen."""
+        return bool(
+            self.traced or self.summary or self.done or self.runs or self.decode or self.windows
+        )
+
+    def refill_start(self, slots: int) -> None:
+        self.open_refill.append(slots)
+
+    def lent(self, slots: int, ms: float) -> None:
+        """`slots` is the running total; a refill still open was done inside this lend."""
+        if self.open_refill:
+            self.hidden_slots += sum(self.open_refill)
+            self.hidden_refills += 1
+            self.open_refill.clear()
+        self.slots_out = slots
+        self.peak = max(self.peak, slots)
+        self.parts.append(Part("lend", ms, slots=slots))
+
+    def refilled(self, slots: int, stages: int, ms: float) -> None:
+        started = sum(self.open_refill)
+        if self.open_refill and started != slots:
+            self.warnings.append(f"refills of {started} slots began, {slots} slots were refilled")
+        self.open_refill.clear()
+        self.slots_out = 0
+        self.stages = max(self.stages, stages)
+        self.parts.append(Part("refill", ms, slots=slots))
+
+    def read(self, tokens: int, mode: str, ms: float) -> None:
+        self.parts.append(Part(f"read ({mode})", ms, tokens=tokens))
+
+
+@dataclass(slots=True)
+class LifeView:
+    """What a request's reading depends on beyond its own lines."""
+
+    index: int
+    lent_lines: bool
+    own_buffers: bool
+    host_clock: bool
+    counters: prefill.Counters
+
+
+def build(draft: Draft, view: LifeView) -> Request:
+    return _Builder(draft, view).request()
+
+
+class _Builder:
+    def __init__(self, draft: Draft, view: LifeView) -> None:
+        self.d, self.view = draft, view
+        self.phases: list[Phase] = []
+        self.rest: list[Phase] = []
+        self.warnings = list(draft.warnings)
+        self.facts = dict(draft.facts)
+        self.sum = draft.summary or draft.done
+        self.status: Status = self._status()
+        self.prompt_ms = self._prompt_ms()
+
+    def request(self) -> Request:
+        d, total = self.d, self.sum
+        self._trace_phases()
+        self._cache_phases()
+        self._batch_phases()
+        self._prefill_phases()
+        self._rest()
+        self._decode_phases()
+        self._check()
+        self._facts()
+        prompt, reused, planned, read = self._tokens()
+        lent, refilled = self._slots()
+        return Request(
+            index=self.view.index,
+            lines=(d.first, d.last),
+            status=self.status,
+            prompt=prompt,
+            reused=reused,
+            read_planned=planned,
+            read=read,
+            generated=measured(total.generated) if total else _no_summary,
+            prompt_ms=self.prompt_ms,
+            ttft_ms=self._ttft(),
+            decode_ms=self._decode_ms(),
+            phases=tuple(self.phases),
+            remainders=tuple(self.rest),
+            slots_lent=lent,
+            slots_refilled=refilled,
+            cannot_tell=self._cannot_tell(),
+            warnings=tuple(self.warnings),
+            first_of_life=self.view.index == 0,
+            facts=self.facts,
+        )
+
+    # --- clocks and counts
+
+    def _status(self) -> Status:
+        if self.d.failed:
+            return "failed"
+        if self.sum is None:
+            return "incomplete"
+        both = (self.d.summary, self.d.done)
+        return "cancelled" if any(s is not None and s.cancelled for s in both) else "done"
+
+    def _prompt_ms(self) -> Value:
+        if self.d.done is not None:
+            return measured(self.d.done.prompt_ms)
+        if self.sum is not None:
+            return measured(self.sum.prompt_ms)
+        low = sum(p.ms for p in self.d.parts)
+        low = max(low, self.d.last_pp or 0.0)
+        if low > 0:
+            return Value.bounded(low, None, "no summary line: at least what its parts took")
+        return _no_summary
+
+    def _decode_ms(self) -> Value:
+        if self.sum is None:
+            return _no_summary
+        if self.d.no_decode_clock:
+            return Value.missing("the server's request line has no decode clock")
+        return measured((self.d.done or self.sum).decode_ms)
+
+    def _ttft(self) -> Value:
+        low = self.prompt_ms.value if self.prompt_ms.known else self.prompt_ms.low
+        if low is None:
+            return Value.missing("a client's clock: not in an engine log")
+        why = (
+            "more than prompt_ms: the first window, and all before the engine's clock, come on top"
+        )
+        return Value.bounded(low, self.d.total_ms, why)
+
+    def _tokens(self) -> tuple[Value, Value, Value, Value]:
+        d, total = self.d, self.sum
+        parts = [p for p in d.parts if p.tokens]
+        if total is None:
+            prompt = measured(d.n) if d.n is not None else _no_summary
+            missing = Value.missing("no summary line")
+            read = measured(sum(p.tokens for p in parts)) if parts else missing
+            return prompt, missing, missing, read
+        planned = Value.derived(
+            max(0, total.planned - 1), "prompt - reused - 1: the first window reads the last token"
+        )
+        if self.status == "cancelled" or d.failed:
+            read = measured(total.read)
+        elif parts:
+            read = measured(sum(p.tokens for p in parts))
+        else:
+            read = planned
+        return measured(total.prompt), measured(total.reused), planned, read
+
+    def _slots(self) -> tuple[Value, Value]:
+        d = self.d
+        if not d.traced:
+            both = _own_buffers if self.view.own_buffers else _needs_trace
+            return both, both
+        refills = [p.slots for p in d.parts if p.kind == "refill"]
+        if d.peak or any(p.kind == "lend" for p in d.parts):
+            lent = measured(d.peak)
+        elif not any(p.kind == "read (batched)" for p in d.parts) and not d.open_refill:
+            lent = _nothing_lent
+        elif d.open_refill:
+            lent = Value.derived(sum(d.open_refill), "what its refill starts with")
+        else:
+            lent = _own_buffers if self.view.own_buffers else _no_refill_line
+        if d.open_refill and self.status in ("incomplete", "failed"):
+            done = float(sum(refills))
+            return lent, Value.bounded(done, done + sum(d.open_refill), "a refill did not end")
+        if refills:
+            return lent, measured(sum(refills))
+        if d.open_refill:
+            return lent, Value.derived(sum(d.open_refill), "slots its refills started with")
+        return lent, _no_refill_line if lent.value else lent
+
+    # --- phases
+
+    def _trace_phases(self) -> None:
+        d = self.d
+        cancelled = self.status == "cancelled"
+        for kind in dict.fromkeys(p.kind for p in d.parts):
+            same = [p for p in d.parts if p.kind == kind]
+            holds = ""
+            if kind == "lend" and d.hidden_refills:
+                holds = (
+                    f"the refill of an older loan of {d.hidden_slots} slots: no line splits them"
+                )
+            elif kind.startswith("read") and cancelled:
+                holds = "cancelled: its tokens are the planned length of its parts"
+            self.phases.append(
+                Phase(
+                    kind,
+                    measured(sum(p.ms for p in same) if len(same) > 1 else same[0].ms),
+                    contains=holds,
+                    tokens=sum(p.tokens for p in same) or None,
+                    slots=(max if kind == "lend" else sum)(p.slots for p in same) or None,
+                )
+            )
+        if d.hidden_refills:
+            lend_ms = sum(p.ms for p in d.parts if p.kind == "lend")
+            value = Value.bounded(0.0, lend_ms, "inside lend: a larger loan gave the old one back")
+            self.phases.append(
+                Phase("refill (inside lend)", value, "inside lend", slots=d.hidden_slots)
+            )
+        self._untimed_phases()
+
+    def _untimed_phases(self) -> None:
+        """Loans that old versions do not time, and a refill the log was cut in."""
+        d = self.d
+        if not d.traced:
+            return
+        timed = {p.kind for p in d.parts}
+        batched = "read (batched)" in timed
+        ended = self.prompt_ms.value
+        if d.open_refill and "refill" not in timed:
+            value = _open_end if ended is None else self._outside_bound(ended)
+            self.phases.append(Phase("refill", value, slots=sum(d.open_refill)))
+        elif d.open_refill:
+            self.phases.append(Phase("refill (unfinished)", _open_end, slots=sum(d.open_refill)))
+        if batched and "lend" not in timed and d.open_refill and ended is not None:
+            self.phases.insert(0, Phase("lend", self._outside_bound(ended)))
+
+    def _outside_bound(self, prompt_ms: float) -> Value:
+        left = max(0.0, prompt_ms - sum(p.ms for p in self.d.parts))
+        return Value.bounded(0.0, left, "not timed by this version: within prompt_ms - reads")
+
+    def _cache_phases(self) -> None:
+        limit = self.prompt_ms.value
+        for kind in dict.fromkeys(p.kind for p in self.d.caches):
+            ms = sum(p.ms for p in self.d.caches if p.kind == kind)
+            lane = "request" if limit is None or ms <= limit + 1 else "unplaced"
+            if lane == "unplaced":
+                self.warnings.append(f"{kind} took longer than prompt_ms: not counted in it")
+            self.phases.append(Phase(kind, measured(ms), lane))
+
+    def _batch_phases(self) -> None:
+        d = self.d
+        ms = d.between_parts if d.between_parts is not None else d.interleaved
+        if ms:
+            for i, phase in enumerate(self.phases):
+                value = phase.ms.value
+                if phase.name == "read (batched)" and value is not None and value >= ms:
+                    own = Value.derived(value - ms, "printed read minus the other slots' decode")
+                    self.phases[i] = Phase(phase.name, own, tokens=phase.tokens)
+                    break
+            self.phases.append(
+                Phase("other slots' decode", measured(ms), contains="runs inside this one's read")
+            )
+            if self.sum is not None and self.prompt_ms.value and self.prompt_ms.value > ms:
+                rate = self.sum.read / (self.prompt_ms.value - ms) * 1e3
+                why = "read tokens / (prompt_ms - other slots' decode): at least this"
+                self.facts["own read tok/s"] = Value.derived(rate, why)
+        for part in d.outside:
+            holds = "printed before the summary; a client sees it, prompt_ms does not hold it"
+            self.phases.append(Phase(part.kind, measured(part.ms), "outside prompt_ms", holds))
+
+    def _prefill_phases(self) -> None:
+        d = self.d
+        if not d.runs:
+            return
+        placed = prefill.place(d.runs, self._batched_tokens())
+        for lane, runs in placed.lanes.items():
+            phases, rest = prefill.lane_phases(
+                lane, runs, self.view.counters, host_clock=self.view.host_clock
+            )
+            self.phases += phases
+            self.rest += rest
+        if d.setup_ms is not None:
+            self.phases.append(Phase("host: setup steps", measured(d.setup_ms), "host"))
+        hidden = sum(run.hidden_names for run in d.runs)
+        if hidden:
+            self.warnings.append(f"{hidden} phases have names not fit to be shown")
+        if not placed.split:
+            self._walls(placed.lanes)
+
+    def _batched_tokens(self) -> int | None:
+        parts = [p.tokens for p in self.d.parts if p.kind == "read (batched)"]
+        if parts:
+            return sum(parts)
+        return self.sum.planned - 1 if self.sum is not None else None
+
+    def _walls(self, lanes: dict[str, list[prefill.Run]]) -> None:
+        """Relate the walls of an unsplit request to what is around them."""
+        run_wall = _wall(lanes.get("run", []))
+        chunk_wall = _wall(lanes.get("gpu timeline (chunks)", []))
+        if run_wall and chunk_wall:
+            value = Value.derived(run_wall - chunk_wall, "the request line minus its chunks")
+            holds = "between the chunks: the draft layer and other host work"
+            self.rest.append(Phase("prefill wall - chunk walls", value, "host", holds))
+        wall = run_wall or chunk_wall
+        if not wall:
+            return
+        read = [p for p in self.d.parts if p.kind == "read (batched)"]
+        if read:
+            ms = sum(p.ms for p in read)
+            value = Value.derived(ms - wall, "read (batched) minus the prefill wall")
+            self.rest.append(Phase("read (batched) - prefill wall", value, "read"))
+            if wall > ms + 1:
+                self.warnings.append("the prefill wall is longer than its read")
+        elif not self.d.traced:
+            tokens = sum(run.tokens for run in lanes.get("run", [])) or None
+            holds = "the batched parts; lend, refill, windows and checkpoints are outside it"
+            self.phases.append(
+                Phase("read (prefill wall)", measured(wall), contains=holds, tokens=tokens)
+            )
+
+    def _rest(self) -> None:
+        total = self.prompt_ms.value
+        if total is None:
+            return
+        inside = [p for p in self.phases if p.lane == "request"]
+        if not inside:
+            return
+        left = total - sum(p.ms.value or 0.0 for p in inside)
+        names = " + ".join(p.name for p in inside if p.ms.known)
+        traced = self.d.traced
+        name = REST if traced else "prompt_ms - named phases"
+        why = f"prompt_ms - ({names})" if names else "prompt_ms: no phase inside it is timed"
+        holds = REST_HOLDS if traced else "everything STRATA_TRACE would have told apart"
+        self.rest.insert(0, Phase(name, Value.derived(left, why), contains=holds))
+        if left < -1.0:
+            self.warnings.append(f"the phases are {-left:.1f} ms longer than prompt_ms")
+
+    def _decode_phases(self) -> None:
+        if self.d.decode is None:
+            return
+        windows, _, per_window, window, verify, wait, host, stage, tail, commit, draft = (
+            self.d.decode
+        )
+        lane = "per decode window"
+        for name, ms in (("verify", verify), ("commit/emit", commit), ("draft", draft)):
+            self.phases.append(Phase(f"decode: {name}", measured(ms), lane))
+        left = Value.derived(window - verify - commit - draft, "ms/window minus its printed parts")
+        self.rest.append(Phase("window - (verify + commit + draft)", left, lane))
+        inner = Value.derived(verify - wait - host - stage - tail, "verify minus its printed parts")
+        holds = "on a split, the waits of later stages are in none of the printed parts"
+        self.rest.append(Phase("verify - (wait + host + stage)", inner, lane, holds))
+        self.facts["decode windows"] = measured(windows)
+        self.facts["tokens/window"] = measured(per_window)
+        self.facts["window_ms"] = measured(window)
+        if self.prompt_ms.value is not None:
+            why = "prompt_ms + one average window: an estimate, the first window is shorter"
+            self.facts["first token estimate_ms"] = Value.derived(
+                self.prompt_ms.value + window, why
+            )
+
+    # --- checks and the rest
+
+    def _check(self) -> None:
+        d, total = self.d, self.sum
+        if total is not None and self.status == "done" and d.traced:
+            read, expected = sum(p.tokens for p in d.parts), total.planned - 1
+            if d.parts and read != expected:
+                self.warnings.append(
+                    f"the parts read {read} tokens, prompt - reused - 1 is {expected}"
+                )
+        if d.n is not None and d.first_window not in (None, (d.n - 1, 1)):
+            self.warnings.append("the first window in the log is not that of the last prompt token")
+        if d.windows and total is not None and total.offered is not None:
+            expected = total.offered + d.windows
+            if d.window_tokens != expected:
+                self.warnings.append(
+                    f"{d.windows} windows hold {d.window_tokens} tokens, drafts offered + windows "
+                    f"is {expected}: window lines are missing"
+                )
+        if d.traced and self.status == "done" and not d.prompt_done:
+            self.warnings.append("the trace has no 'prompt done'")
+        for run in d.runs:
+            if run.wall is not None and run.kind == "run" and run.gpu > run.wall + 1:
+                self.warnings.append("a GPU timeline is longer than its wall")
+        if total is not None and 0 < total.read <= 16:
+            self.warnings.append(f"{total.read} tokens read: its rate is no speed to compare")
+
+    def _facts(self) -> None:
+        d, total = self.d, self.sum
+        if total is not None:
+            self.facts["read as printed"] = measured(total.read)
+            if total.accepted is not None and total.offered is not None:
+                self.facts["drafts accepted"] = measured(total.accepted)
+                self.facts["drafts offered"] = measured(total.offered)
+            if total.checkpoints is not None:
+                self.facts["checkpoints"] = measured(total.checkpoints)
+        if d.traced:
+            for name, kind in (
+                ("batched parts", "read (batched)"),
+                ("windows parts", "read (windows)"),
+            ):
+                self.facts[name] = measured(sum(p.kind == kind for p in d.parts))
+            self.facts["windows"] = measured(d.windows)
+            self.facts["window tokens"] = measured(d.window_tokens)
+            self.facts["loans"] = measured(sum(p.kind == "lend" for p in d.parts))
+        if d.hidden_refills:
+            self.facts["slots refilled inside lend"] = measured(d.hidden_slots)
+        if d.images:
+            self.facts["with images"] = measured(1)
+
+    def _cannot_tell(self) -> tuple[str, ...]:
+        d, view = self.d, self.view
+        batched = any(p.kind == "read (batched)" for p in d.parts)
+        return _reasons(
+            not d.traced,
+            d.traced and batched and not view.lent_lines and bool(d.open_refill),
+            not d.runs and (batched or not d.traced),
+            d.decode is None,
+            self.sum is None,
+        )
+
+
+@lru_cache(maxsize=64)
+def _reasons(*flags: bool) -> tuple[str, ...]:
+    texts = (NO_TRACE, OLD_VERSION, NO_PREFILL, NO_DECODE, NO_SUMMARY)
+    return (*(t for t, flag in zip(texts, flags, strict=True) if flag), NO_CLIENT)
+
+
+def _wall(runs: list[prefill.Run]) -> float | None:
+    walls = [run.wall for run in runs if run.wall is not None]
+    return sum(walls) if walls else None
