@@ -1,0 +1,195 @@
+"""Where the bars, points and ticks of the HTML page lie: geometry only, no markup.
+
+Waterfalls are in percent of the width, so that text keeps its size; plots are in the units of a
+fixed view box. Times of overlapped lanes have a length but no place on the clock: they start at 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slotwise.explain import wording
+from slotwise.explain.fit import Fit, Floor
+from slotwise.explain.record import Life, Phase, Request
+from slotwise.explain.summary import Summary
+
+HUES = 10
+LABEL_PERCENT_PER_LETTER = 1.15
+GAP_PERCENT = 1.5
+PLOT_WIDTH, PLOT_HEIGHT, REST_HEIGHT = 460, 230, 110
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
+MOST_POINTS = 500
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A piece of a lane. `kind`: known, bounded (hatched from `left`), missing (a gap), rest."""
+
+    left: float
+    width: float
+    kind: str
+    hue: int
+    label: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    name: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Tick:
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """Lanes of one request, the first the one that adds up. Markers are clocks."""
+
+    request: Request
+    lanes: tuple[Lane, ...]
+    ticks: tuple[Tick, ...]
+    markers: tuple[Tick, ...]
+    words: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A fit: dots with lines above, its residuals below."""
+
+    name: str
+    words: str
+    dots: tuple[tuple[float, float, str], ...]
+    lines: tuple[tuple[tuple[float, float], ...], ...]
+    rests: tuple[tuple[float, float, str], ...]
+    zero: float
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    rest_ticks: tuple[Tick, ...]
+    x_name: str
+
+
+def hues(life: Life) -> dict[str, int]:
+    """A colour number per phase name, in order of first use."""
+    names = dict.fromkeys(p.name for r in life.requests for p in r.phases)
+    return {name: i % HUES for i, name in enumerate(names)}
+
+
+def scales(life: Life, said: Summary) -> dict[int, float]:
+    """Full width in ms per request: requests of one size share a scale."""
+    full = {r.index: max(extent(r), 1e-6) for r in life.requests}
+    for group in said.groups:
+        members = (*group.used, *group.cold)
+        widest = max(full[i] for i in members)
+        full |= dict.fromkeys(members, widest)
+    return full
+
+
+def extent(request: Request) -> float:
+    """The longest thing there is to draw, in ms."""
+    ends = [v.value or v.high or 0.0 for v in (request.prompt_ms, request.ttft_ms)]
+    lanes: dict[str, float] = {}
+    for p in (*request.phases, *request.remainders):
+        lane = "request" if p in request.remainders else p.lane
+        lanes[lane] = lanes.get(lane, 0.0) + max(0.0, p.ms.value or p.ms.high or 0.0)
+    return max([*ends, *lanes.values()], default=0.0)
+
+
+def waterfall(request: Request, *, full_ms: float, colours: Mapping[str, int]) -> Waterfall:
+    """Lanes of one request on a scale of `full_ms`."""
+    percent = 96.0 / full_ms
+    names = dict.fromkeys(["request", *(p.lane for p in request.phases)])
+    lanes = []
+    for name in names:
+        phases = [p for p in request.phases if p.lane == name]
+        rests = request.remainders if name == "request" else ()
+        lanes.append(Lane(name, _bars(phases, rests, percent=percent, colours=colours)))
+    markers = [
+        Tick((v.value or 0.0) * percent, f"{label} {wording.number(v.value or 0.0)} ms")
+        for label, v in (("prompt clock", request.prompt_ms), ("first token", request.ttft_ms))
+        if v.known
+    ]
+    ticks = tuple(Tick(v * percent, _tick(v)) for v in nice_ticks(0.0, full_ms, count=5))
+    words = "; ".join(f"{p.name} {_said(p)}" for p in (*request.phases, *request.remainders))
+    return Waterfall(request, tuple(lanes), ticks, tuple(markers), words)
+
+
+def _bars(
+    phases: Sequence[Phase], rests: Sequence[Phase], *, percent: float, colours: Mapping[str, int]
+) -> tuple[Bar, ...]:
+    bars: list[Bar] = []
+    at = 0.0
+    for p in [*phases, *rests]:
+        rest = p in rests
+        if p.ms.value is not None:
+            width, kind = max(0.0, p.ms.value * percent), "rest" if rest else "known"
+        elif p.ms.high is not None:
+            width, kind = p.ms.high * percent, "bounded"
+        else:
+            width, kind = GAP_PERCENT, "missing"
+        fits = width >= LABEL_PERCENT_PER_LETTER * len(p.name)
+        label = p.name if fits else ("?" if kind == "missing" else "")
+        title = f"{p.name}: {_said(p)}" + (f" (also contains {p.contains})" if p.contains else "")
+        bars.append(Bar(at, min(width, 100 - at), kind, colours.get(p.name, 0), label, title))
+        at = min(100.0, at + width)
+    return tuple(bars)
+
+
+def fit_plot(fit: Fit, *, floor: Floor | None, words: str, per: str) -> Plot:
+    """Points, fitted line (and floor form) and residuals of a fit in one regressor."""
+    column = len(fit.names) - 1
+    shown = fit.points[:: max(1, math.ceil(len(fit.points) / MOST_POINTS))]
+    seen = [(p.x[column], p.y, p.residual) for p in shown]
+    x_high = max(x for x, _, _ in seen) * 1.05
+    y_high = max(max(y for _, y, _ in seen), 1e-9) * 1.08
+    spread = max((abs(r) for _, _, r in seen), default=0.0) * 1.25 or 1.0
+    y_low = min(0.0, fit.at([*([1.0] * column), 0.0]))
+    sx, sy = _scale(0, x_high, LEFT, PLOT_WIDTH - RIGHT), _scale(y_low, y_high, PLOT_HEIGHT, TOP)
+    sr = _scale(-spread, spread, REST_HEIGHT - TOP, TOP)
+    lines = [tuple((sx(x), sy(fit.at([*([1.0] * column), x]))) for x in (0.0, x_high))]
+    if floor is not None:
+        ends = (floor.knee, x_high)
+        sloped = [(sx(x), sy(floor.line.at([1.0, x]))) for x in ends]
+        lines.append(((sx(0.0), sy(floor.floor.value)), *sloped))
+    label = f"{per}s"
+    return Plot(
+        name=fit.name, words=words, x_name=label, lines=tuple(lines), zero=sr(0.0),
+        dots=tuple((sx(x), sy(y), f"{x:,.0f} {label}: {wording.number(y)} ms") for x, y, _ in seen),
+        rests=tuple((sx(x), sr(r), f"{x:,.0f} {label}: {r:+.3g} ms off") for x, _, r in seen),
+        x_ticks=tuple(Tick(sx(v), f"{v:,.0f}") for v in nice_ticks(0, x_high, count=5)),
+        y_ticks=tuple(Tick(sy(v), _tick(v)) for v in nice_ticks(max(0.0, y_low), y_high, count=5)),
+        rest_ticks=tuple(Tick(sr(v), f"{v:+.3g}") for v in (-spread / 1.25, spread / 1.25)),
+    )  # fmt: skip
+
+
+def nice_ticks(low: float, high: float, *, count: int) -> list[float]:
+    """At most about `count` round numbers from `low` to `high`."""
+    step = 10 ** math.floor(math.log10(max(high - low, 1e-9) / count))
+    step *= next(m for m in (1, 2, 5, 10) if (high - low) / (step * m) <= count)
+    first = math.ceil(low / step)
+    return [k * step for k in range(first, math.floor(high / step) + 1)]
+
+
+def _scale(low: float, high: float, to_low: float, to_high: float):
+    span = high - low
+
+    def place(value: float) -> float:
+        return round(to_low + (value - low) / span * (to_high - to_low), 2)
+
+    return place
+
+
+def _tick(ms: float) -> str:
+    return f"{ms:,.0f}" if ms >= 1 or ms == 0 else f"{ms:g}"
+
+
+def _said(phase: Phase) -> str:
+    text = wording.value_text(phase.ms, mark=False)
+    if phase.ms.how == "missing":
+        return f"not known{': ' + phase.ms.why if phase.ms.why else ''}"
+    return f"{text} ms, {phase.ms.how}"

@@ -1,0 +1,53 @@
+"""Everything that was read and concluded as one JSON document, schema ``slotwise.explain/v1``.
+
+Absent is null with a reason beside it; NaN and infinities never occur (a number that is not finite
+becomes null). Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from slotwise.explain.compare import Comparison
+from slotwise.explain.levers import LeverReport
+from slotwise.explain.record import SCHEMA
+from slotwise.explain.summary import Explained
+
+UNITS = {"_ms": "milliseconds", "tokens": "count", "bytes": "bytes", "slots": "expert slots"}
+
+
+def explained_document(result: Explained) -> dict[str, Any]:
+    """The reading with each life's summary inside it."""
+    document = result.reading.to_dict()
+    document |= {"schema": SCHEMA, "kind": "reading", "units": UNITS}
+    for life, said in zip(document["lives"], result.summaries, strict=True):
+        life["summary"] = plain(said)
+    return document
+
+
+def comparison_document(result: Comparison) -> dict[str, Any]:
+    return {"schema": SCHEMA, "kind": "comparison", "units": UNITS, **plain(result)}
+
+
+def levers_document(report: LeverReport) -> dict[str, Any]:
+    return {"schema": SCHEMA, "kind": "levers", "units": UNITS, **plain(report)}
+
+
+def dumps(document: dict[str, Any]) -> str:
+    return json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as objects, tuples as lists, numbers that are not finite as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
