@@ -37,7 +37,7 @@ class Tracing:
             return
         self.lanes.record(
             str(fields["lane"]),
-            str(fields["purpose"]),
+            f"{fields['purpose']} failed" if fields["error"] else str(fields["purpose"]),
             int(str(fields["start_ns"])),
             int(str(fields["end_ns"])),
             bytes=int(str(fields["bytes"])),
