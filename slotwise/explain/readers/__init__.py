@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -50,6 +52,18 @@ def new_readers(file: str) -> list[Reader]:
     return out
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Readers make no cycles, and the collector would walk every request kept so far."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class FileReading:
     """One file being read: `pump` takes what is there now, then look at the fields."""
 
@@ -68,8 +82,9 @@ class FileReading:
     def pump(self) -> bool:
         """Read to the present end of the file. Returns whether there was anything new."""
         before = self.size
-        for block in blocks(self._log, self._splitter):
-            self._take(block)
+        with _no_collection():
+            for block in blocks(self._log, self._splitter):
+                self._take(block)
         return self.size > before
 
     def _take(self, block: bytes) -> None:

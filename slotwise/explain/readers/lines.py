@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
-from operator import itemgetter
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Protocol, cast
 
 BLOCK = 1 << 20
 LINE_LIMIT = 64 << 10
-
-last_byte = itemgetter(-1)
-before_last_byte = itemgetter(-2)
 
 
 class Sink(Protocol):
@@ -34,8 +32,8 @@ class BulkSink(Sink, Protocol):
     bulk: bytes
     """How such a line begins."""
 
-    def feed_bulk(self, line_no: int, tails: list[bytes]) -> None:
-        """Consecutive lines that all begin with `bulk`: what follows it in each."""
+    def feed_bulk(self, line_no: int, run: bytes) -> int:
+        """Consecutive lines that all begin with `bulk`, with their ends: how many."""
         ...
 
 
@@ -110,39 +108,34 @@ def as_text(line: bytes) -> str:
 def feed_block(sink: Sink, block: bytes, first_line: int) -> int:
     """Give every line of `block` to the reader; return the number of the line after it."""
     bulk = getattr(sink, "bulk", b"")
-    if not bulk or bulk not in block:
-        return _feed_lines(sink, block.split(b"\n"), first_line)
-    return _feed_runs(cast(BulkSink, sink), block, first_line)
+    if bulk and bulk in block:
+        return _feed_runs(cast(BulkSink, sink), block, first_line)
+    for line in block.split(b"\n"):
+        sink.feed(first_line, as_text(line))
+        first_line += 1
+    return first_line
 
 
-def _feed_lines(sink: Sink, lines: list[bytes], line_no: int) -> int:
-    for line in lines:
-        sink.feed(line_no, as_text(line))
+def _feed_runs(sink: BulkSink, block: bytes, line_no: int) -> int:
+    """Find the lines that are not bulk; hand over what lies between them in one piece."""
+    data = b"\n" + block + b"\n"
+    at = 1
+    for match in _not_bulk(sink.bulk).finditer(data):
+        start = match.end()
+        if start > at:
+            line_no += sink.feed_bulk(line_no, data[at:start])
+        if start == len(data):
+            break
+        at = data.find(b"\n", start) + 1
+        sink.feed(line_no, as_text(data[start : at - 1]))
         line_no += 1
     return line_no
 
 
-def _feed_runs(sink: BulkSink, block: bytes, line_no: int) -> int:
-    """Split at the bulk lines, so that only the pieces with other lines cost Python time."""
-    pieces = (b"\n" + block).split(b"\n" + sink.bulk)
-    if pieces[0]:
-        line_no = _feed_lines(sink, pieces[0][1:].split(b"\n"), line_no)
-    start = 1
-    mixed = [i for i, piece in enumerate(pieces) if b"\n" in piece]
-    for i in [*mixed, len(pieces)]:
-        if i < start:
-            continue
-        run = pieces[start:i]
-        others: list[bytes] = []
-        if i < len(pieces):
-            head, *others = pieces[i].split(b"\n")
-            run.append(head)
-        if run:
-            sink.feed_bulk(line_no, run)
-            line_no += len(run)
-        line_no = _feed_lines(sink, others, line_no)
-        start = i + 1
-    return line_no
+@lru_cache(maxsize=8)
+def _not_bulk(bulk: bytes) -> re.Pattern[bytes]:
+    """The end of a line that is followed by a line of another kind."""
+    return re.compile(b"\n(?!" + re.escape(bulk) + b")")
 
 
 def sample(block: bytes, limit: int = 400) -> list[str]:

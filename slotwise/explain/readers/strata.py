@@ -8,17 +8,17 @@ One life is one engine: its start line, or its counters falling, begins the next
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from re import Match
 
 from slotwise.explain.readers import strata_grammar as g
 from slotwise.explain.readers import strata_prefill as prefill
 from slotwise.explain.readers.base import Unknown
-from slotwise.explain.readers.lines import before_last_byte, last_byte
 from slotwise.explain.readers.strata_life import LifeState
 from slotwise.explain.readers.strata_request import Draft, Part, Summary, measured
 from slotwise.explain.record import Life
 
-_DIGITS = b"0123456789 "
+_LETTERS = b"strace:windo"
 
 
 class StrataReader:
@@ -77,20 +77,29 @@ class StrataReader:
         if not known:
             self.unknown.add(line)
 
-    def feed_bulk(self, line_no: int, tails: list[bytes]) -> None:
-        """Window lines. Only their number, their T and the first one are kept."""
-        joined = b"".join(tails)
-        plain = not joined.translate(None, _DIGITS) and min(map(len, tails)) > 2
-        if not plain or sum(map(before_last_byte, tails)) != 32 * len(tails):
-            for i, tail in enumerate(tails):
-                self.feed(line_no + i, (self.bulk + tail[:64]).decode("utf-8", "replace"))
-            return
-        draft = self._touch(line_no + len(tails) - 1, line_no)
-        if draft.first_window is None and tails[0].count(b" ") == 1:
-            pos, _, rows = tails[0].partition(b" ")
-            draft.first_window = (int(pos), int(rows))
-        draft.windows += len(tails)
-        draft.window_tokens += sum(map(last_byte, tails)) - 48 * len(tails)
+    def feed_bulk(self, line_no: int, run: bytes) -> int:
+        """Window lines. Only their number, the sum of their T and the first one are kept."""
+        lines = run.count(b"\n")
+        short = run.translate(None, _LETTERS)
+        seen = rows = 0
+        for t in range(1, 10):
+            count = short.count(b" %d\n" % t)
+            seen, rows = seen + count, rows + t * count
+            if seen == lines:
+                break
+        else:
+            for i, line in enumerate(run.split(b"\n")[:-1]):
+                self.feed(line_no + i, line[:256].decode("utf-8", "replace"))
+            return lines
+        if self.draft.first_window is None:
+            first = run[: run.index(b"\n")].decode("utf-8", "replace")
+            self.feed(line_no, first)
+            rows -= self.draft.window_tokens
+            lines -= self.draft.windows
+        draft = self._touch(line_no + seen - 1, line_no)
+        draft.windows += lines
+        draft.window_tokens += rows
+        return seen
 
     def finish(self) -> list[Life]:
         """The lives so far; feeding may go on afterwards."""
@@ -154,47 +163,58 @@ class StrataReader:
     # --- strata trace
 
     def _trace(self, text: str) -> bool:
-        draft = self.draft
-        if match := g.REQUEST.match(text):
-            if draft.is_request:
-                self._flush()
-            draft = self._touch()
-            draft.n, draft.images = int(match[1]), match[2] == "1"
-        elif match := g.READ.match(text):
-            self._touch().read(int(match[1]), match[2].strip(), float(match[3]))
-        elif match := g.LENT.match(text):
-            self._touch().lent(int(match[1]), float(match[3]))
-            self.life.lent_lines = True
-        elif match := g.REFILL_START.match(text):
-            self._touch().refill_start(int(match[1]))
-        elif match := g.REFILLED.match(text):
-            self._touch().refilled(int(match[1]), int(match[2]), float(match[3]))
-            self.life.refilled_lines = True
-        elif match := g.WINDOW.match(text):
-            self._window(int(match[1]), int(match[2]))
-        elif g.PROMPT_DONE.match(text):
-            self._touch().prompt_done = True
-        elif g.CHUNK.match(text):
-            self._touch().chunks += 1
-        elif match := g.INTERLEAVE.match(text):
-            self._touch().interleaved += float(match[2])
-        else:
-            return self._trace_rest(text)
-        self.life.trace_lines = True
-        return True
+        found = g.TRACE_LINES.get(text.partition(" ")[0], ())
+        for kind, pattern in found:
+            if match := pattern.match(text):
+                self.life.trace_lines = True
+                getattr(self, f"_on_{kind}")(match)
+                return True
+        return self._trace_rest(text)
+
+    def _on_request(self, match: Match[str]) -> None:
+        if self.draft.is_request:
+            self._flush()
+        draft = self._touch()
+        draft.n, draft.images = int(match[1]), match[2] == "1"
+
+    def _on_read(self, match: Match[str]) -> None:
+        self._touch().read(int(match[1]), match[2].strip(), float(match[3]))
+
+    def _on_lent(self, match: Match[str]) -> None:
+        self._touch().lent(int(match[1]), float(match[3]))
+        self.life.lent_lines = True
+
+    def _on_refill_start(self, match: Match[str]) -> None:
+        self._touch().refill_start(int(match[1]))
+
+    def _on_refilled(self, match: Match[str]) -> None:
+        self._touch().refilled(int(match[1]), int(match[2]), float(match[3]))
+        self.life.refilled_lines = True
+
+    def _on_window(self, match: Match[str]) -> None:
+        draft, rows = self._touch(), int(match[2])
+        if draft.first_window is None:
+            draft.first_window = (int(match[1]), rows)
+        draft.windows += 1
+        draft.window_tokens += rows
+
+    def _on_prompt_done(self, _: Match[str]) -> None:
+        self._touch().prompt_done = True
+
+    def _on_prompt_start(self, _: Match[str]) -> None:
+        self._touch()
+
+    def _on_chunk(self, _: Match[str]) -> None:
+        self._touch().chunks += 1
+
+    def _on_interleave(self, match: Match[str]) -> None:
+        self._touch().interleaved += float(match[2])
 
     def _trace_rest(self, text: str) -> bool:
         if g.FREE_AFTER.match(text):
             self.life.trace_switch = True
             return True
-        return bool(g.PROMPT_START.match(text) or g.TRACE_KNOWN.match(text))
-
-    def _window(self, position: int, rows: int) -> None:
-        draft = self._touch()
-        if draft.first_window is None:
-            draft.first_window = (position, rows)
-        draft.windows += 1
-        draft.window_tokens += rows
+        return g.TRACE_KNOWN.match(text) is not None
 
     # --- strata serve
 
@@ -245,6 +265,7 @@ class StrataReader:
             accepted=int(match[10]) if match[10] else None,
             offered=int(match[11]) if match[11] else None,
             checkpoints=int(match[12]) if match[12] else None,
+            rates=_rates(match[6], match[9]),
             cancelled=match[4] is not None or "(cancelled)" in match[13],
         )
         draft = self.draft
@@ -269,6 +290,7 @@ class StrataReader:
 
     def _prefill(self, text: str) -> bool:
         if run := prefill.parse_run(text):
+            run.line = self.no
             self._touch().runs.append(run)
             self.life.prefill_lines = True
             self.life.chunk_lines |= run.kind == "chunk"
@@ -427,6 +449,14 @@ def _bare(line: str) -> str:
     return line
 
 
+def _rates(read: str, decode: str) -> tuple[float, float] | None:
+    try:
+        rates = (float(read), float(decode))
+    except ValueError:
+        return None
+    return rates if all(map(isfinite, rates)) else None
+
+
 def _run_tokens(draft: Draft) -> int:
     return max(
         (sum(r.tokens for r in draft.runs if r.kind == kind) for kind in ("run", "chunk")),
@@ -461,7 +491,8 @@ def _cut_runs(draft: Draft) -> list[Draft]:
         return [draft]
     out: list[Draft] = []
     for runs in groups:
-        part = Draft(first=draft.first, last=draft.last, runs=runs)
+        last = min(draft.last, runs[-1].line + 1)
+        part = Draft(first=runs[0].line, last=last, runs=runs)
         part.warnings.append("no request line: cut where a first stage's line ends a read")
         out.append(part)
     return out

@@ -26,6 +26,21 @@ FREE_AFTER = re.compile(rf"{INT} MiB free after ")
 TRACE_KNOWN = re.compile(
     r"positions built |device idle |CURSOR |SPEC |GRAMMAR |streamed layer-major |.* drained "
 )
+TRACE_LINES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
+    "request": (("request", REQUEST),),
+    "lent": (("lent", LENT),),
+    "read": (("read", READ),),
+    "refill": (("refill_start", REFILL_START),),
+    "refilled": (("refilled", REFILLED),),
+    "window": (("window", WINDOW),),
+    "prompt": (
+        ("chunk", CHUNK),
+        ("prompt_start", PROMPT_START),
+        ("prompt_done", PROMPT_DONE),
+        ("interleave", INTERLEAVE),
+    ),
+}
+"""Trace lines by their first word."""
 
 # --- STRATA_PREFILL_TIMING=1, after "strata prefill timing: "
 RUN = re.compile(

@@ -77,6 +77,7 @@ class LifeState:
             lent_lines=self.lent_lines,
             own_buffers=self.own_buffers,
             host_clock="vulkan" in self.version,
+            split=self.split,
             counters=self.counters,
         )
         request = build(draft, view)

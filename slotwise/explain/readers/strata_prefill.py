@@ -35,8 +35,7 @@ class Run:
     after: float = 0.0
     ple: float | None = None
     has_host: bool = False
-    precise: bool = False
-    rounding: float = 0.5
+    line: int = 0
     peer: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -101,7 +100,7 @@ def add_json(run: Run, text: str) -> bool:
             kept[name] = float(ms)
     gpu = data.get("gpu_timeline_ms")
     if kept and isinstance(gpu, int | float) and abs(gpu - run.gpu) <= 1:
-        run.phases, run.gpu, run.precise, run.rounding = kept, float(gpu), True, 1e-3
+        run.phases, run.gpu = kept, float(gpu)
     return True
 
 
@@ -113,11 +112,12 @@ class Placed:
     split: bool
 
 
-def place(runs: Sequence[Run], total: int | None) -> Placed:
+def place(runs: Sequence[Run], total: int | None, *, split: bool = False) -> Placed:
     """Sort a request's runs into lanes. `total`: tokens read in batches, where known.
 
     In a layer split an earlier stage prints one run for the whole part and the last stage
-    one per chunk, so a run as long as all the others together is the first stage's.
+    one per chunk, so a run as long as all the others together is the first stage's. `split`
+    says that this engine is known to be split.
     """
     lanes: dict[str, list[Run]] = {}
     plain = [run for run in runs if run.kind == "run"]
@@ -127,17 +127,21 @@ def place(runs: Sequence[Run], total: int | None) -> Placed:
                 run
             )
     whole = first_stage(plain, total)
-    if not whole:
+    if not whole and split and plain:
+        whole = [run for run in plain if run.has_host and not run.waiting and not run.after]
+    elif not whole:
         if plain:
             lanes["run"] = [*lanes.get("run", []), *plain]
         return Placed(lanes, False)
     rest = [run for run in plain if all(run is not w for w in whole)]
     last = [run for run in rest if run.waiting or run.after or not run.has_host] or rest
     middle = [run for run in rest if all(run is not r for r in last)]
-    lanes["stage 0"] = whole
+    if whole:
+        lanes["stage 0"] = whole
     if middle:
         lanes["stage 1"] = middle
-    lanes["stage 2" if middle else "stage 1"] = last
+    if last:
+        lanes["stage 2" if middle else "stage 1"] = last
     return Placed(lanes, True)
 
 
@@ -187,8 +191,11 @@ class Counters:
     def fell(self, key: str, value: float) -> bool:
         return value < self.last.get(key, value)
 
-    def delta(self, key: str, values: Sequence[float]) -> Value:
-        """What the counter grew by over `values`, the readings of one request in order."""
+    def delta(self, key: str, values: Sequence[float], *, whole: bool = True) -> Value:
+        """What the counter grew by over `values`, the readings of one request in order.
+
+        Not `whole`: lines of this request, or requests before it, may not be in the log.
+        """
         before = self.last.get(key)
         self.last[key] = values[-1]
         steps = list(values) if before is None else [before, *values]
@@ -197,6 +204,9 @@ class Counters:
         if before is None:
             why = "counts up since the engine started; this is its first value in the log"
             return Value.bounded(values[-1] - values[0], values[-1], why)
+        if not whole:
+            why = "counts up; what lies between it and the value before is not in the log"
+            return Value.bounded(values[-1] - values[0], values[-1] - before, why)
         return Value.derived(values[-1] - before, "difference of a counter that only grows")
 
 
@@ -214,7 +224,7 @@ def gpu_phases(lane: str, runs: Iterable[Run], *, host_clock: bool = False) -> l
 
 
 def lane_phases(
-    lane: str, runs: Sequence[Run], counters: Counters, *, host_clock: bool
+    lane: str, runs: Sequence[Run], counters: Counters, *, host_clock: bool, whole: bool
 ) -> tuple[list[Phase], list[Phase]]:
     """(phases, remainders) of one lane of runs. None of them is part of the request's sum."""
     gpu_lane = "gpu timeline" if lane == "run" else lane
@@ -233,13 +243,12 @@ def lane_phases(
         value = Value.derived(sum(walls) - gpu, "wall minus GPU timeline")
         rest.append(Phase("wall - GPU timeline", value, host_lane, holds))
     phases += _host(host_lane, runs)
-    key = lane if lane != "run" else "run"
     for name, values in (
         ("host staging", [run.staging for run in runs if run.staging is not None]),
         ("PLE", [run.ple for run in runs if run.ple is not None]),
     ):
         if values:
-            delta = counters.delta(f"{name}/{key}", values)
+            delta = counters.delta(f"{name}/{lane}", values, whole=whole)
             holds = "a thread of its own, beside the GPU; may exceed the wall time"
             phases.append(Phase(f"host: {name}", delta, host_lane, holds))
     for run in runs:

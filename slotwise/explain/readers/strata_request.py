@@ -59,6 +59,7 @@ class Summary:
     accepted: int | None = None
     offered: int | None = None
     checkpoints: int | None = None
+    rates: tuple[float, float] | None = None
     cancelled: bool = False
 
 
@@ -143,6 +144,7 @@ class LifeView:
     lent_lines: bool
     own_buffers: bool
     host_clock: bool
+    split: bool
     counters: prefill.Counters
 
 
@@ -359,10 +361,11 @@ class _Builder:
         d = self.d
         if not d.runs:
             return
-        placed = prefill.place(d.runs, self._batched_tokens())
+        placed = prefill.place(d.runs, self._batched_tokens(), split=self.view.split)
+        whole = d.traced or self.sum is not None
         for lane, runs in placed.lanes.items():
             phases, rest = prefill.lane_phases(
-                lane, runs, self.view.counters, host_clock=self.view.host_clock
+                lane, runs, self.view.counters, host_clock=self.view.host_clock, whole=whole
             )
             self.phases += phases
             self.rest += rest
@@ -479,6 +482,9 @@ class _Builder:
             if total.accepted is not None and total.offered is not None:
                 self.facts["drafts accepted"] = measured(total.accepted)
                 self.facts["drafts offered"] = measured(total.offered)
+            if total.rates is not None:
+                self.facts["read tok/s as printed"] = measured(total.rates[0])
+                self.facts["decode tok/s as printed"] = measured(total.rates[1])
             if total.checkpoints is not None:
                 self.facts["checkpoints"] = measured(total.checkpoints)
         if d.traced:
