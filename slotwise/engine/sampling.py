@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -55,7 +56,11 @@ class Sampler:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        self._random = np.random.Generator(np.random.PCG64(sampling.seed))
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        """Made when it is first needed: importing numpy.random takes 7 ms."""
+        return np.random.Generator(np.random.PCG64(self.sampling.seed))
 
     def sample(self, logits: np.ndarray) -> int:
         """A token id for `logits`, float [n_vocab], which stay as they are.

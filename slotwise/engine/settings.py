@@ -13,6 +13,9 @@ KvType = Literal["f16", "f32"]
 RefillPolicy = Literal["deferred", "blocking", "lazy"]
 SlotPolicy = Literal["lfu", "lru"]
 
+_MOST = {"threads": 512, "context": 2**31 - 1}
+"""ggml's limits; it crashes beyond them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
@@ -41,6 +44,8 @@ class EngineSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} is {value}, expected at least 1")
+            if value is not None and value > _MOST.get(name, value):
+                raise UsageError(f"--{name} is {value}, expected {_MOST[name]} at most")
         for name, allowed in (
             ("kv_type", ("f16", "f32")),
             ("refill", ("deferred", "blocking", "lazy")),

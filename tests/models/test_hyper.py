@@ -16,8 +16,7 @@ from slotwise.models.hyper import LARGEST, Hyper, read_hyper
 
 
 def keys_of(name: str, **changes: Any) -> dict[str, Any]:
-    """The tiny model's metadata; a change to None leaves the key out. `_` stands for a dot
-    only where the key has one."""
+    """The tiny model's metadata; a change to None leaves the key out."""
     arch = ARCHITECTURES[name]
     keys = {f"{arch.name}.{key}": value for key, value in arch.metadata.items()}
     keys["general.architecture"] = arch.name
