@@ -95,8 +95,7 @@ def extent(request: Request) -> float:
     ends = [v.value or v.high or 0.0 for v in (request.prompt_ms, request.ttft_ms)]
     lanes: dict[str, float] = {}
     for p in (*request.phases, *request.remainders):
-        lane = "request" if p in request.remainders else p.lane
-        lanes[lane] = lanes.get(lane, 0.0) + max(0.0, p.ms.value or p.ms.high or 0.0)
+        lanes[p.lane] = lanes.get(p.lane, 0.0) + max(0.0, p.ms.value or p.ms.high or 0.0)
     return max([*ends, *lanes.values()], default=0.0)
 
 
@@ -107,7 +106,7 @@ def waterfall(request: Request, *, full_ms: float, colours: Mapping[str, int]) -
     lanes = []
     for name in names:
         phases = [p for p in request.phases if p.lane == name]
-        rests = request.remainders if name == "request" else ()
+        rests = [p for p in request.remainders if p.lane == name]
         lanes.append(Lane(name, _bars(phases, rests, percent=percent, colours=colours)))
     markers = [
         Tick((v.value or 0.0) * percent, f"{label} {wording.number(v.value or 0.0)} ms")
@@ -124,16 +123,16 @@ def _bars(
 ) -> tuple[Bar, ...]:
     bars: list[Bar] = []
     at = 0.0
-    for p in [*phases, *rests]:
-        rest = p in rests
+    for p, rest in [*((p, False) for p in phases), *((p, True) for p in rests)]:
         if p.ms.value is not None:
             width, kind = max(0.0, p.ms.value * percent), "rest" if rest else "known"
         elif p.ms.high is not None:
             width, kind = p.ms.high * percent, "bounded"
         else:
             width, kind = GAP_PERCENT, "missing"
-        fits = width >= LABEL_PERCENT_PER_LETTER * len(p.name)
-        label = p.name if fits else ("?" if kind == "missing" else "")
+        label = "left over" if rest else p.name
+        if width < LABEL_PERCENT_PER_LETTER * len(label):
+            label = "?" if kind == "missing" else ""
         title = f"{p.name}: {_said(p)}" + (f" (also contains {p.contains})" if p.contains else "")
         bars.append(Bar(at, min(width, 100 - at), kind, colours.get(p.name, 0), label, title))
         at = min(100.0, at + width)

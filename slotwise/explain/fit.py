@@ -103,6 +103,8 @@ class Floor:
     floor: Estimate
     knee: float
     line: Fit
+    squares: float
+    """Sum of squared misses over all samples, to be set against the straight line's."""
     saturated: bool
     """As many numbers as sizes: it fits whatever was measured, so it proves nothing."""
     warnings: tuple[str, ...] = ()
@@ -243,18 +245,15 @@ def floor_then_line(x: Sequence[float], y: Sequence[float], *, name: str, per: s
     The smallest sizes are averaged to the floor, the line is fitted to the others (at least two).
     """
     groups = np.asarray(repeated_sizes(x))
-    best: tuple[float, Floor] | None = None
+    best: Floor | None = None
     for split in range(1, len(set(groups.tolist())) - 1):
         low, high = groups < split, groups >= split
         candidate = _floor(x, y, low, high, name=name, per=per)
         if candidate is None:
             continue
-        missed = [p.residual for p in candidate.line.points]
-        missed += [v - candidate.floor.value for v in np.asarray(y)[low]]
-        error = float(np.square(missed).sum())
-        if best is None or error < best[0]:
-            best = error, candidate
-    return best[1] if best else None
+        if best is None or candidate.squares < best.squares:
+            best = candidate
+    return best
 
 
 def _floor(
@@ -272,12 +271,20 @@ def _floor(
     if not size[low].max() * (1 - REPEAT_WITHIN) <= knee <= size[high].min():
         return None
     saturated = len(set(repeated_sizes(x))) <= 3
+    missed = [*(p.residual for p in line.points), *(seen[low] - floor.value)]
     warnings = ()
     if saturated:
         warnings = (
             "three numbers from three sizes: this form fits by construction and is not tested",
         )
-    return Floor(floor=floor, knee=knee, line=line, saturated=saturated, warnings=warnings)
+    return Floor(
+        floor=floor,
+        knee=knee,
+        line=line,
+        squares=float(np.square(missed).sum()),
+        saturated=saturated,
+        warnings=warnings,
+    )
 
 
 def constant_rate(

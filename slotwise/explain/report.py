@@ -6,7 +6,8 @@ being cut. Colour, width and pipes are rich's business (NO_COLOR and FORCE_COLOR
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -24,6 +25,7 @@ from slotwise.explain.summary import Explained, phase_names
 __all__ = ["comparison", "explained", "levers", "request_detail", "unknown_lines"]
 
 MOST_ROWS = 50
+_NUMBERS = re.compile(r"[0-9][0-9,.]*")
 STATUS = {"done": "", "cancelled": "cancelled", "incomplete": "INCOMPLETE", "failed": "FAILED"}
 
 
@@ -102,29 +104,39 @@ def _requests(life: Life, *, per_request: bool) -> RenderableType:
 
 def _wide(life: Life, requests: Sequence[Request]) -> Table:
     """One row per request: tokens, each phase of the sum, what is left over, clocks, slots."""
-    names = phase_names(requests)
-    rests = list(dict.fromkeys(p.name for r in requests for p in r.remainders))
+    columns: list[tuple[str, Callable[[Request], str]]] = [
+        ("prompt", lambda r: _count(r.prompt)),
+        ("reused", lambda r: _count(r.reused)),
+        ("read", _read),
+    ]
+    for name in phase_names(requests):
+        columns.append((name, lambda r, n=name: _by_name(r.phases, n)))
+    for name in phase_names(requests, remainders=True):
+        columns.append((_rest_title(name), lambda r, n=name: _by_name(r.remainders, n)))
+    columns.append(("prompt ms", lambda r: wording.value_text(r.prompt_ms)))
+    if any(r.ttft_ms.known for r in requests):
+        columns.append(("first token", lambda r: wording.value_text(r.ttft_ms)))
+    if any(r.slots_lent.value or r.slots_refilled.value for r in requests):
+        columns.append(("lent", lambda r: _count(r.slots_lent)))
+        columns.append(("refilled", lambda r: _count(r.slots_refilled)))
+    columns.append(("", lambda r: STATUS[r.status] or ("first of life" * r.first_of_life)))
     table = plain_table("#")
-    columns = ["prompt", "reused", "read", *names, *(_rest_title(n) for n in rests)]
-    columns += ["prompt ms", "first token", "slots lent", "refilled"]
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    # phases of the same place that never come together (rests of new and reused) share a column
+    merged: dict[str, list[Callable[[Request], str]]] = {}
+    for name, cell in columns:
+        merged.setdefault(name, []).append(cell)
+    for name in merged:
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for r in requests:
-        row = [_count(r.prompt), _count(r.reused), _read(r)]
-        row += [_by_name(r.phases, n, lane="request") for n in names]
-        row += [_by_name(r.remainders, n) for n in rests]
-        row += [wording.value_text(v) for v in (r.prompt_ms, r.ttft_ms)]
-        row += [_count(r.slots_lent), _count(r.slots_refilled)]
-        first = "first of life" if r.first_of_life else ""
-        table.add_row(str(r.index + 1), *row, STATUS[r.status] or first)
+        cells = [" ".join(filter(None, (c(r) for c in of))) for of in merged.values()]
+        table.add_row(str(r.index + 1), *cells)
     return table
 
 
 def _short(r: Request) -> RenderableType:
     """A request in a few short lines, for terminals the table does not fit on."""
     rows = [(p.name, p.ms) for p in r.phases if p.lane == "request"]
-    rows += [(p.name, p.ms) for p in r.remainders]
+    rows += [(p.name, p.ms) for p in r.remainders if p.lane == "request"]
     rows += [("prompt clock", r.prompt_ms), ("first token", r.ttft_ms)]
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column("", overflow="fold", ratio=2)
@@ -148,9 +160,9 @@ def _phase_cells(phase: Phase, *, style: str = "") -> tuple[Text, str, str, str,
     )
 
 
-def _by_name(phases: Sequence[Phase], name: str, *, lane: str = "") -> str:
-    """The cell of one phase; several of one name as a sum of what is printed."""
-    found = [p.ms for p in phases if p.name == name and (not lane or p.lane == lane)]
+def _by_name(phases: Sequence[Phase], name: str) -> str:
+    """The cell of one phase of the sum; several of one name as a sum of what is printed."""
+    found = [p.ms for p in phases if p.name == name and p.lane == "request"]
     if not found:
         return ""
     texts = [wording.value_text(v) for v in found]
@@ -168,7 +180,8 @@ def _count(value: Value) -> str:
 def _read(r: Request) -> str:
     """Tokens read; `A of B` where fewer were read than planned."""
     planned, real = _count(r.read_planned), _count(r.read)
-    return real if planned == real or not r.read_planned.known else f"{real} of {planned}"
+    same = r.read_planned.value == r.read.value or not r.read_planned.known
+    return real if same else f"{real} of {planned}"
 
 
 def _tokens(r: Request) -> str:
@@ -185,19 +198,31 @@ def _notes(life: Life) -> Iterator[RenderableType]:
 
 
 def _request_remarks(life: Life) -> list[RenderableType]:
-    """What several requests say alike is said once, with their numbers."""
-    where: dict[str, list[int]] = {}
+    """What several requests say alike (but for its numbers) is said once, with who says it."""
+    alike: dict[str, dict[int, str]] = {}
     for r in life.requests:
-        for text in dict.fromkeys(
-            [*(f"cannot tell: {t}" for t in r.cannot_tell), *(f"warning: {t}" for t in r.warnings)]
-        ):
-            where.setdefault(text, []).append(r.index + 1)
-        for p in r.remainders:
-            if p.ms.why:
-                where.setdefault(f"{_rest_title(p.name)} is {p.name}: {p.ms.why}", []).append(
-                    r.index + 1
-                )
-    return bullets([f"{text} ({_which(n, len(life.requests))})" for text, n in where.items()])
+        for text in _remarks(r, known=life.cannot_tell):
+            alike.setdefault(_NUMBERS.sub("N", text), {}).setdefault(r.index + 1, text)
+    lines = []
+    for said in alike.values():
+        numbers, texts = list(said), list(dict.fromkeys(said.values()))
+        more = "" if len(texts) == 1 else ", with its own numbers"
+        lines.append(f"{texts[0]} ({_which(numbers, len(life.requests))}{more})")
+    return bullets(lines)
+
+
+def _remarks(r: Request, *, known: Sequence[str]) -> Iterator[str]:
+    yield from (f"cannot tell: {text}" for text in r.cannot_tell if text not in known)
+    yield from (f"warning: {text}" for text in r.warnings)
+    for p in r.remainders:
+        if p.lane == "request" and p.ms.why:
+            title = _rest_title(p.name)
+            yield f"{title} = {p.ms.why}" if title != p.name else f"{title}: {p.ms.why}"
+            if p.contains:
+                yield f"{title} also contains {p.contains}"
+    if not r.ttft_ms.known:
+        bound = f" {wording.value_text(r.ttft_ms)}" if r.ttft_ms.how == "bounded" else ""
+        yield f"first token{bound}: {r.ttft_ms.why}"
 
 
 def _which(numbers: Sequence[int], of: int) -> str:

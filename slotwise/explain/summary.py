@@ -50,6 +50,7 @@ class Group:
 
     prompt: tuple[int, int]
     reused: tuple[int, int]
+    """(0, 0) for requests that reused nothing or do not say."""
     read: tuple[int, int]
     used: tuple[int, ...]
     cold: tuple[int, ...]
@@ -165,6 +166,8 @@ def read_cost(requests: Sequence[Request]) -> ReadCost:
     floor = None
     if line.lack_of_fit is None or line.lack_of_fit.rejects:
         floor = floor_then_line(x, y, name=what, per="token")
+        if floor is not None and floor.squares > sum(p.residual**2 for p in line.points):
+            floor = None
     return ReadCost(what=what, n=len(parts), line=line, floor=floor)
 
 
@@ -202,9 +205,10 @@ def phase_ms(request: Request, name: str) -> float | None:
     return sum(known) if known and len(known) == len(found) else None
 
 
-def phase_names(requests: Iterable[Request], *, lane: str = "request") -> list[str]:
-    """Names of one lane's phases in order of first use."""
-    return list(dict.fromkeys(p.name for r in requests for p in r.phases if p.lane == lane))
+def phase_names(requests: Iterable[Request], *, remainders: bool = False) -> list[str]:
+    """Names of the phases that add up, or of their remainders, in order of first use."""
+    phases = (p for r in requests for p in (r.remainders if remainders else r.phases))
+    return list(dict.fromkeys(p.name for p in phases if p.lane == "request"))
 
 
 def reads_of(request: Request) -> list[Phase]:
@@ -282,7 +286,9 @@ def _typical(requests: Sequence[Request]) -> Iterable[Typical]:
     for i, r in enumerate(requests):
         clocks = (("prompt clock", r.prompt_ms), ("first token", r.ttft_ms))
         entries = [(p.name, p.lane, p.ms) for p in r.phases]
-        entries += [(p.name, REMAINDER, p.ms) for p in r.remainders]
+        entries += [
+            (p.name, REMAINDER if p.lane == "request" else p.lane, p.ms) for p in r.remainders
+        ]
         entries += [(name, OUTER, value) for name, value in clocks]
         for name, lane, ms in entries:
             if ms.value is not None:

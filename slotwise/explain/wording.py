@@ -21,9 +21,15 @@ def number(value: float) -> str:
     size = abs(value)
     if size >= 9_999.5:
         return f"{value:,.0f}"
-    if size >= 10 or value == 0:
-        return f"{value:,.1f}"
+    if size >= 10 or size < 5e-4:
+        return f"{value + 0.0:,.1f}" if size >= 10 else "0.0"
     return f"{value:.3f}" if size < 1 else f"{value:.2f}"
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with its unit; rates with three decimals, they get multiplied by thousands."""
+    text = f"{value:,.3f}" if "/" in unit else number(value)
+    return f"{text} {unit}"
 
 
 def value_text(value: Value, *, whole: bool = False, mark: bool = True) -> str:
@@ -32,9 +38,12 @@ def value_text(value: Value, *, whole: bool = False, mark: bool = True) -> str:
     if value.value is not None:
         text = shown(value.value)
     elif value.how == "bounded":
-        low = "?" if value.low is None else shown(value.low)
-        high = "?" if value.high is None else shown(value.high)
-        text = f"{low}..{high}"
+        if value.low is not None and value.high is not None:
+            text = f"{shown(value.low)}..{shown(value.high)}"
+        elif value.low is not None:
+            text = f">={shown(value.low)}"
+        else:
+            text = "?" if value.high is None else f"<={shown(value.high)}"
     else:
         return "-"
     return f"{text} {MARKS[value.how]}" if mark else text
@@ -44,11 +53,12 @@ def interval_text(estimate: Estimate) -> str:
     """`[low, high]`, or why there is none."""
     if estimate.low is None or estimate.high is None:
         return f"no interval, n = {estimate.n}"
-    return f"[{number(estimate.low)}, {number(estimate.high)}]"
+    low, high = (quantity(v, estimate.unit) for v in (estimate.low, estimate.high))
+    return f"[{low.split(' ')[0]}, {high.split(' ')[0]}]"
 
 
 def estimate_text(estimate: Estimate) -> str:
-    return f"{number(estimate.value)} {estimate.unit} {interval_text(estimate)}"
+    return f"{quantity(estimate.value, estimate.unit)} {interval_text(estimate)}"
 
 
 def change_text(difference: Difference) -> str:
@@ -61,8 +71,8 @@ def change_text(difference: Difference) -> str:
 def formula(fit: Fit) -> str:
     """`109.5 ms + 0.706 ms/token`."""
     first, *others = fit.terms
-    parts = [f"{number(first.value)} {first.unit}"]
+    parts = [quantity(first.value, first.unit)]
     for term in others:
         sign = "+" if term.value >= 0 else "-"
-        parts.append(f"{sign} {number(abs(term.value))} {term.unit}")
+        parts.append(f"{sign} {quantity(abs(term.value), term.unit)}")
     return " ".join(parts)

@@ -1,0 +1,236 @@
+"""The verbs of `slotwise explain`: logs (the default), compare, levers.
+
+Options in, one call of the room, text or a file out; exit code 3 when nothing could be measured.
+Imports of numpy, scipy, rich and jinja2 wait until a verb runs, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slotwise.errors import SlotwiseError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from slotwise.explain.record import Reading
+
+NOTHING = 3
+FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+ARM = click.Path(path_type=Path, exists=True)
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+
+
+class WithDefault(click.Group):
+    """A group whose first argument may be left out when it is the default verb."""
+
+    default = "logs"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("explain", cls=WithDefault)
+def explain_group() -> None:
+    """Say where the time to the first token went, from logs of this and of other engines.
+
+    `slotwise explain LOG...` is short for `slotwise explain logs LOG...`.
+    """
+
+
+@explain_group.command("logs")
+@click.argument("logs", type=FILE, nargs=-1, required=True)
+@click.option("--join", "join_file", type=FILE, help="Benchmark results (JSON) to pair with.")
+@JSON
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Write one self-contained page with waterfalls and fits.",
+)
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--per-request", is_flag=True, help="Every phase of every request.")
+@click.option("--unknown", is_flag=True, help="The shapes of the lines that were not understood.")
+@click.option("--follow", is_flag=True, help="Go on reading logs that are still being written.")
+@click.option("--redact", is_flag=True, default=True,
+              help="Show nothing of a log but known names and numbers. Always on.")  # fmt: skip
+def logs_command(logs: tuple[Path, ...], **options: Any) -> int:
+    """Where the time to the first token went, request by request, and what it costs."""
+    if options["follow"]:
+        return _follow(logs, options)
+    reading = _read(logs, join=options["join_file"])
+    return _show(reading, options)
+
+
+@explain_group.command("compare")
+@click.argument("arm_a", metavar="A", type=ARM)
+@click.argument("arm_b", metavar="B", type=ARM)
+@click.option(
+    "--force-compare",
+    is_flag=True,
+    help="Compare although model, sizes or engine revision differ, and say so.",
+)
+@JSON  # fmt: skip
+def compare_command(arm_a: Path, arm_b: Path, force_compare: bool, as_json: bool) -> None:
+    """Which phases moved from A to B, by how much, and what they do not explain.
+
+    A and B are logs, or folders of logs of one arm each.
+    """
+    from slotwise.explain import json_out, report
+    from slotwise.explain.compare import compare
+
+    names = (arm_a.name, arm_b.name) if arm_a.name != arm_b.name else (str(arm_a), str(arm_b))
+    a, b = (_read(_files(arm), join=None) for arm in (arm_a, arm_b))
+    result = compare(a, b, names=names, force=force_compare)
+    if as_json:
+        _write(json_out.dumps(json_out.comparison_document(result)))
+    else:
+        _print(report.comparison(result))
+
+
+@explain_group.command("levers")
+@click.argument("logs", type=ARM, nargs=-1, required=True)
+@click.option(
+    "--with",
+    "with_arm",
+    type=ARM,
+    help="Log or folder of an arm that has the lever on: predicted against measured.",
+)
+@click.option(
+    "--lever",
+    "lever_key",
+    default="",
+    help="Only this lever: deferred-refill, no-checkpoint, one-part or off:PHASE.",
+)
+@click.option("--off", multiple=True, metavar="PHASE", help="Also predict without this phase.")
+@JSON  # fmt: skip
+def levers_command(
+    logs: tuple[Path, ...], with_arm: Path | None, lever_key: str, off: tuple[str, ...],
+    as_json: bool,
+) -> int:  # fmt: skip
+    """What the time to the first token would have been with a phase off the path."""
+    from slotwise.explain import json_out, report
+    from slotwise.explain.levers import LEVERS, predict_levers
+
+    known = {lever.key for lever in LEVERS} | {f"off:{phase}" for phase in off}
+    if lever_key.startswith("off:"):
+        off, known = (*off, lever_key.removeprefix("off:")), known | {lever_key}
+    if lever_key and lever_key not in known:
+        raise UsageError(
+            f"no lever {lever_key}", next_step=f"There are: {', '.join(sorted(known))}"
+        )
+    if with_arm is not None and not lever_key:
+        raise UsageError(
+            "--with needs to know which lever that arm has on", next_step="Add --lever."
+        )
+    result = predict_levers(
+        _read([f for log in logs for f in _files(log)], join=None),
+        off=tuple(dict.fromkeys(off)),
+        with_lever=None if with_arm is None else _read(_files(with_arm), join=None),
+        lever_key=lever_key,
+        arm="" if with_arm is None else with_arm.name,
+    )
+    if as_json:
+        _write(json_out.dumps(json_out.levers_document(result)))
+    else:
+        _print(report.levers(result))
+    return 0 if result.predictions else NOTHING
+
+
+def _show(reading: Reading, options: dict[str, Any]) -> int:
+    from slotwise.explain import json_out, report
+    from slotwise.explain.summary import explain
+
+    result = explain(reading)
+    if options["html"] is not None:
+        from slotwise.explain.html import page
+
+        _write_page(page(result), options["html"], force=options["force"])
+    if options["as_json"]:
+        _write(json_out.dumps(json_out.explained_document(result)))
+    elif options["unknown"]:
+        _print(report.unknown_lines(reading))
+    elif options["html"] is None:
+        _print(report.explained(result, per_request=options["per_request"]))
+    if not result.anything:
+        click.echo("nothing was measured: no request with a time was found", err=True)
+        return NOTHING
+    return 0
+
+
+def _follow(logs: Sequence[Path], options: dict[str, Any]) -> int:
+    """The table again whenever a log has grown; in place on a terminal, one after another piped."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from slotwise.explain import report
+    from slotwise.explain.readers import follow_files
+    from slotwise.explain.summary import explain
+
+    if options["as_json"] or options["html"] or options["join_file"] or options["unknown"]:
+        raise UsageError(
+            "--follow shows a table and nothing else",
+            next_step="Leave out --json, --html, --join and --unknown.",
+        )
+    console = Console()
+    live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+    tables = (
+        report.explained(explain(reading), per_request=options["per_request"])
+        for reading in follow_files(logs)
+    )
+    if not console.is_terminal:
+        for table in tables:
+            console.print(table)
+            sys.stdout.flush()
+        return 0
+    with live:
+        for table in tables:
+            live.update(table, refresh=True)
+    return 0
+
+
+def _read(logs: Sequence[Path], *, join: Path | None) -> Reading:
+    from slotwise.explain.readers import read_files
+
+    reading = read_files(logs)
+    if join is not None:
+        from slotwise.explain.join import join_results
+
+        reading = join_results(reading, join)
+    return reading
+
+
+def _files(arm: Path) -> list[Path]:
+    """A file, or the files of a folder by name."""
+    if arm.is_file():
+        return [arm]
+    files = sorted(p for p in arm.iterdir() if p.is_file() and not p.name.startswith("."))
+    if not files:
+        raise SlotwiseError(f"{arm.name}: an empty folder", next_step="Give a folder with logs.")
+    return files
+
+
+def _write_page(text: str, path: Path, *, force: bool) -> None:
+    if str(path) == "-":
+        _write(text)
+        return
+    if path.exists() and not force:
+        raise UsageError(f"{path} is there already", next_step="Pass --force to write over it.")
+    path.write_text(text, encoding="utf-8")
+
+
+def _print(renderable: RenderableType) -> None:
+    from rich.console import Console
+
+    Console().print(renderable)
+
+
+def _write(text: str) -> None:
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.flush()
