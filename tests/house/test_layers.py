@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "experts": ({"weights"}, {"numpy"}),
     "engine": (BELOW_ENGINE, {"numpy", "rich"}),
     "demo": ({"engine", "trace", "weights"}, {"gguf", "numpy", "rich"}),
-    "explain": (TRACE, {"numpy", "rich", "scipy"}),
+    "explain": (TRACE, {"click", "jinja2", "numpy", "rich", "scipy"}),
     "findings": (TRACE, {"rich"}),
     "ladder": (TRACE | {"explain", "findings"}, {"rich"}),
     "serve": (BELOW_ENGINE | {"engine"}, {"starlette", "uvicorn"}),
