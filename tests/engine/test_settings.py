@@ -19,26 +19,30 @@ from slotwise.engine.settings import EngineSettings
 from slotwise.errors import Refused, UsageError
 
 
+def chosen(name: str, value: Any) -> EngineSettings:
+    return EngineSettings(**{name: value})
+
+
 @pytest.mark.parametrize("name", ["threads", "context", "chunk", "io_lanes", "slots", "memory"])
 def test_counts_start_at_one(name: str) -> None:
     for value in (0, -1):
         with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is {value}"):
-            EngineSettings(**{name: value})
-    EngineSettings(**{name: 1})
+            chosen(name, value)
+    chosen(name, 1)
 
 
 @pytest.mark.parametrize(("name", "most"), [("threads", 512), ("context", 2**31 - 1)])
 def test_what_ggml_cannot_count(name: str, most: int) -> None:
     """More threads than it has room for end in a crash of the whole process."""
     with pytest.raises(UsageError, match=f"--{name} is {most + 1}, expected {most} at most"):
-        EngineSettings(**{name: most + 1})
-    EngineSettings(**{name: most})
+        chosen(name, most + 1)
+    chosen(name, most)
 
 
 @pytest.mark.parametrize("name", ["kv_type", "refill", "policy"])
 def test_names_that_nobody_knows(name: str) -> None:
     with pytest.raises(UsageError, match="expected one of"):
-        EngineSettings(**{name: "best"})  # type: ignore[arg-type]
+        chosen(name, "best")
 
 
 def test_a_context_that_no_machine_can_hold_is_a_matter_of_memory(
