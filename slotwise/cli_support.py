@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -42,7 +43,8 @@ def engine_options(command: Command) -> Command:
     options = [
         click.option("--memory", type=Size(), default="auto", show_default=True,
                      help="What expert slots, weights, keys and values and buffers may take."),
-        click.option("--threads", type=click.IntRange(1), help="Default: all that are allowed."),
+        click.option("--threads", type=click.IntRange(1),
+                     help="Threads that compute.  [default: all that are allowed]"),
         click.option("--context", type=click.IntRange(2), default=4096, show_default=True,
                      help="Tokens of a conversation, prompt and answer together."),
         click.option("--chunk", type=click.IntRange(1), default=512, show_default=True,
@@ -67,12 +69,16 @@ def engine_options(command: Command) -> Command:
 
 def sampling_options(command: Command) -> Command:
     options = [
-        click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True),
+        click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True,
+                     help="Longest answer."),
         click.option("--temp", type=float, default=0.8, show_default=True,
                      help="Temperature; 0 takes the most probable token."),
-        click.option("--top-k", type=int, default=40, show_default=True),
-        click.option("--top-p", type=float, default=0.95, show_default=True),
-        click.option("--min-p", type=float, default=0.05, show_default=True),
+        click.option("--top-k", type=int, default=40, show_default=True,
+                     help="Keep so many of the most probable tokens; 0 keeps all."),
+        click.option("--top-p", type=float, default=0.95, show_default=True,
+                     help="Keep the most probable tokens up to this probability together."),
+        click.option("--min-p", type=float, default=0.05, show_default=True,
+                     help="Keep tokens with at least this part of the best one's probability."),
         click.option("--seed", type=int, help="Makes sampling repeatable."),
     ]  # fmt: skip
     for option in reversed(options):
@@ -106,7 +112,8 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     try:
         yield update
     finally:
-        bar.stop()
+        if tasks:  # a bar that never started would print an empty line
+            bar.stop()
 
 
 @contextmanager
@@ -136,6 +143,16 @@ def write(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
+def _prepare_streams() -> None:
+    """Standard input may be closed or hold bytes that are no text; both are read as text."""
+    if sys.stdout is None:
+        raise SlotwiseError("standard output is closed", next_step="Send it to a file instead.")
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+
+
 def fail(error: SlotwiseError) -> int:
     """Prints an error on stderr; returns its exit code."""
     if isinstance(error, Refused):
@@ -151,6 +168,7 @@ def fail(error: SlotwiseError) -> int:
 def run_guarded(app: click.Command, arguments: list[str] | None) -> int:
     """Runs the app; every way it can end becomes an exit code and at most a short message."""
     try:
+        _prepare_streams()
         result = app.main(args=arguments, standalone_mode=False, prog_name="slotwise")
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
@@ -171,6 +189,9 @@ def run_guarded(app: click.Command, arguments: list[str] | None) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return fail(SlotwiseError(f"{where}{error.strerror or error}"))
+    except ModuleNotFoundError as error:
+        step = "The engine needs it: pip install 'slotwise[engine]'"
+        return fail(SlotwiseError(f"{error.name} is not installed", next_step=step))
     except Exception as error:
         if os.environ.get("SLOTWISE_DEBUG"):
             raise

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from slotwise.engine.engine import Engine
 from slotwise.engine.loading import Progress
@@ -131,7 +132,10 @@ def hold_conversation(
             write("\n")
             messages.append({"role": "assistant", "content": "".join(answer)})
             if answerer.last_record is not None and not quiet:
-                Console(stderr=True).print(summary_line(answerer.last_record), style="dim")
+                line = Text(
+                    summary_line(answerer.last_record), style="dim"
+                )  # no markup: it has brackets
+                Console(stderr=True).print(line)
 
 
 def _lines() -> Iterator[str]:

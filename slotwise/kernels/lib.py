@@ -26,6 +26,8 @@ F16: int = ggml.GGML_TYPE_F16
 I32: int = ggml.GGML_TYPE_I32
 I64: int = ggml.GGML_TYPE_I64
 
+SORT_DESCENDING: int = ggml.GGML_SORT_ORDER_DESC
+
 TENSOR_ALIGNMENT = 64
 """Bytes. The CPU backend asks for 32; 64 is a cache line."""
 

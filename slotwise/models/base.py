@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from slotwise.kernels.graph import Graph, Tensor, Weights
+from slotwise.kernels.lib import SORT_DESCENDING
 from slotwise.models import layers
 from slotwise.models.hyper import Hyper
 
@@ -167,7 +168,7 @@ class Architecture:
         hidden = layers.rms_norm(g, x, w[p + self.ffn_norm + ".weight"], h.rms_eps)
         logits = layers.linear(g, w, p + "ffn_gate_inp", hidden)
         probabilities = g.op("soft_max", logits)
-        ranking = g.op("argsort", probabilities, layers.SORT_DESCENDING)
+        ranking = g.op("argsort", probabilities, SORT_DESCENDING)
         chosen = layers.pick(g, probabilities, ranking, h.n_used)
         if self.normalises_weights:
             chosen = layers.normalise(g, chosen)

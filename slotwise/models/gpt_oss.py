@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slotwise.kernels.graph import Graph, Tensor, Weights
+from slotwise.kernels.lib import SORT_DESCENDING
 from slotwise.models import layers
 from slotwise.models.base import Architecture, Routed, TensorSpec
 
@@ -38,7 +39,7 @@ class GptOss(Architecture):
         h, p = self.hyper, f"blk.{layer}."
         hidden = layers.rms_norm(g, x, w[p + self.ffn_norm + ".weight"], h.rms_eps)
         logits = layers.linear(g, w, p + "ffn_gate_inp", hidden)
-        ranking = g.op("argsort", logits, layers.SORT_DESCENDING)
+        ranking = g.op("argsort", logits, SORT_DESCENDING)
         chosen = layers.pick(g, logits, ranking, h.n_used)
         n_tokens = x.contents.ne[1]
         flat = g.op("soft_max", g.reshape(chosen, h.n_used, n_tokens))

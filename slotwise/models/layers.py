@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import ggml
-
 from slotwise.kernels.graph import Graph, Tensor, Weights
 from slotwise.models.hyper import Hyper, Rope
 
@@ -13,7 +11,6 @@ ROPE_NORMAL = 0
 """Rotates neighbouring pairs (llama)."""
 ROPE_NEOX = 2
 """Rotates the two halves of a head against each other (most others)."""
-SORT_DESCENDING: int = ggml.GGML_SORT_ORDER_DESC
 
 SMALLEST_WEIGHT_SUM = 6.103515625e-5
 """The smallest normal half float; keeps the division finite, as llama.cpp does."""
