@@ -64,8 +64,7 @@ def logs_command(logs: tuple[Path, ...], **options: Any) -> int:
     """Where the time to the first token went, request by request, and what it costs."""
     if options["follow"]:
         return _follow(logs, options)
-    reading = _read(logs, join=options["join_file"])
-    return _show(reading, options)
+    return _show(_read(logs), options)
 
 
 @explain_group.command("compare")
@@ -86,7 +85,7 @@ def compare_command(arm_a: Path, arm_b: Path, force_compare: bool, as_json: bool
     from slotwise.explain.compare import compare
 
     names = (arm_a.name, arm_b.name) if arm_a.name != arm_b.name else (str(arm_a), str(arm_b))
-    a, b = (_read(_files(arm), join=None) for arm in (arm_a, arm_b))
+    a, b = (_read(_files(arm)) for arm in (arm_a, arm_b))
     result = compare(a, b, names=names, force=force_compare)
     if as_json:
         _write(json_out.dumps(json_out.comparison_document(result)))
@@ -130,9 +129,9 @@ def levers_command(
             "--with needs to know which lever that arm has on", next_step="Add --lever."
         )
     result = predict_levers(
-        _read([f for log in logs for f in _files(log)], join=None),
+        _read([f for log in logs for f in _files(log)]),
         off=tuple(dict.fromkeys(off)),
-        with_lever=None if with_arm is None else _read(_files(with_arm), join=None),
+        with_lever=None if with_arm is None else _read(_files(with_arm)),
         lever_key=lever_key,
         arm="" if with_arm is None else with_arm.name,
     )
@@ -147,7 +146,12 @@ def _show(reading: Reading, options: dict[str, Any]) -> int:
     from slotwise.explain import json_out, report
     from slotwise.explain.summary import explain
 
-    result = explain(reading)
+    rows = None
+    if options["join_file"] is not None:
+        from slotwise.explain.join import read_rows
+
+        rows = read_rows(options["join_file"])
+    result = explain(reading, rows=rows)
     if options["html"] is not None:
         from slotwise.explain.html import page
 
@@ -195,15 +199,10 @@ def _follow(logs: Sequence[Path], options: dict[str, Any]) -> int:
     return 0
 
 
-def _read(logs: Sequence[Path], *, join: Path | None) -> Reading:
+def _read(logs: Sequence[Path]) -> Reading:
     from slotwise.explain.readers import read_files
 
-    reading = read_files(logs)
-    if join is not None:
-        from slotwise.explain.join import join_results
-
-        reading = join_results(reading, join)
-    return reading
+    return read_files(logs)
 
 
 def _files(arm: Path) -> list[Path]:

@@ -47,7 +47,7 @@ class Change:
     b: Estimate
     by: Difference
     verdict: str
-    """moved / not shown to move / too few samples."""
+    """moved / not shown to move / no interval / absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ def _change(
     if not any(left) and not any(right):
         verdict = "absent"
     elif not by.estimate.has_interval:
-        verdict = "too few samples"
+        verdict = "no interval"
     else:
         verdict = "moved" if by.moved else "not shown to move"
     return Change(name=name, lane=lane, a=mean(left), b=mean(right), by=by, verdict=verdict)

@@ -19,7 +19,7 @@ from slotwise.explain.stats import Estimate, t_quantile
 LEAST_FREEDOM = 2
 MOST_LEVERAGE = 0.98
 MOST_INFLATION = 10.0
-REPEAT_WITHIN = 0.03
+REPEAT_WITHIN = 0.05
 """Sizes closer than this share of each other count as the same size, repeated."""
 
 
@@ -196,7 +196,7 @@ def straight_line(
 def lack_of_fit(x: Sequence[float], y: Sequence[float]) -> LackOfFit | None:
     """Pure-error F test of a straight line; None without repeats or with under three sizes.
 
-    Sizes within 3 % of each other count as repeats; the slope is kept in the larger model, so
+    Sizes within 5 % of each other count as repeats; the slope is kept in the larger model, so
     that their small differences are not taken for scatter.
     """
     groups = repeated_sizes(x)
@@ -368,7 +368,7 @@ def condition_number(columns: Sequence[Sequence[float]]) -> float:
 
 
 def repeated_sizes(x: Sequence[float]) -> list[int]:
-    """The number of its size group for every sample; sizes within 3 % share one."""
+    """The number of its size group for every sample; sizes within 5 % share one."""
     label, labels, last = -1, {}, -math.inf
     for size in sorted(set(x)):
         if size - last > REPEAT_WITHIN * abs(size):

@@ -25,6 +25,8 @@ def explained_document(result: Explained) -> dict[str, Any]:
     document |= {"schema": SCHEMA, "kind": "reading", "units": UNITS}
     for life, said in zip(document["lives"], result.summaries, strict=True):
         life["summary"] = plain(said)
+    if result.joined is not None:
+        document["joined"] = result.joined.to_dict()
     return document
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slotwise.explain import wording
+from slotwise.explain.join import Joined
 from slotwise.explain.record import Life, Phase, Reading, Request, Value
 from slotwise.explain.report_arms import comparison, levers
 from slotwise.explain.report_parts import bullets, heading, plain_table, sentence
@@ -40,6 +41,8 @@ def explained(result: Explained, *, per_request: bool = False) -> RenderableType
         else:
             parts.append(Text("no request in this life"))
         parts += [Text(""), *summary(said), Text("")]
+    if result.joined is not None:
+        parts += [*_joined(result.joined), Text("")]
     parts += _reading_notes(result.reading)
     return Group(*parts)
 
@@ -231,6 +234,19 @@ def _which(numbers: Sequence[int], of: int) -> str:
     shown = ", ".join(map(str, numbers[:6]))
     more = f" and {len(numbers) - 6} more" if len(numbers) > 6 else ""
     return f"request{'s' if len(numbers) > 1 else ''} {shown}{more}"
+
+
+def _joined(joined: Joined) -> Iterator[RenderableType]:
+    yield heading("Pairs with the benchmark's rows")
+    yield sentence(f"{len(joined.pairs):,} paired: {joined.method}")
+    for what, alone in (
+        ("requests", joined.unpaired_requests),
+        ("benchmark rows", joined.unpaired_rows),
+    ):
+        if alone:
+            shown = ", ".join(str(i + 1) for i in alone[:12]) + (" ..." if len(alone) > 12 else "")
+            yield sentence(f"{len(alone):,} {what} without a partner: {shown}", style="yellow")
+    yield from bullets([f"warning: {text}" for text in joined.warnings], style="yellow")
 
 
 def _reading_notes(reading: Reading) -> list[RenderableType]:

@@ -8,7 +8,8 @@ kernels compiled); both are listed. Nothing is parsed and nothing is drawn here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from slotwise.explain.fit import (
     Fit,
@@ -20,6 +21,7 @@ from slotwise.explain.fit import (
     straight_line,
     two_costs,
 )
+from slotwise.explain.join import Joined, Row, join
 from slotwise.explain.record import Life, Phase, Reading, Request
 from slotwise.explain.stats import Estimate, mean, median
 
@@ -97,6 +99,8 @@ class Explained:
 
     reading: Reading
     summaries: tuple[Summary, ...]
+    joined: Joined | None = None
+    """How requests (numbered over all lives) were paired with benchmark rows, when asked to."""
 
     @property
     def anything(self) -> bool:
@@ -108,9 +112,16 @@ class Explained:
         )
 
 
-def explain(reading: Reading) -> Explained:
-    """Summaries of every life of a reading."""
-    return Explained(reading=reading, summaries=tuple(summarise(v) for v in reading.lives))
+def explain(reading: Reading, *, rows: Sequence[Row] | None = None) -> Explained:
+    """Summaries of every life; with benchmark `rows` their times are joined to the requests."""
+    joined = None
+    if rows is not None:
+        joined = join([r for life in reading.lives for r in life.requests], rows)
+        left = iter(joined.requests)
+        lives = [replace(v, requests=tuple(islice(left, len(v.requests)))) for v in reading.lives]
+        reading = replace(reading, lives=tuple(lives))
+    summaries = tuple(summarise(life) for life in reading.lives)
+    return Explained(reading=reading, summaries=summaries, joined=joined)
 
 
 def summarise(life: Life) -> Summary:

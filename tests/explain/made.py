@@ -76,7 +76,12 @@ def table_of_document_two() -> Life:
 
 
 def ladder(
-    *, repeats: int = 6, rest: float = 56.0, refill: float = 0.32, noise: float = 1.0, first: int = 0
+    *,
+    repeats: int = 6,
+    rest: float = 56.0,
+    refill: float = 0.32,
+    noise: float = 1.0,
+    first: int = 0,
 ) -> list[Request]:
     """Three sizes, repeated in turn; 100 ms + 0.7 ms/token, `refill` ms per slot, small noise."""
     wobble = (0.3, -0.8, 0.9, -0.2, 0.6, -0.7, 0.1, -0.4, 0.8, -0.6)
@@ -88,7 +93,7 @@ def ladder(
             slots = 150 + tokens // 4
             requests.append(
                 slot_request(
-                    first + i, read=tokens, read_ms=100 + 0.7 * tokens + n,
+                    i, read=tokens, read_ms=100 + 0.7 * tokens + n,
                     refill_ms=slots * refill + n / 10, slots=slots, rest=rest + n / 3,
                 )
             )  # fmt: skip
