@@ -220,3 +220,15 @@ def test_start_up_facts() -> None:
     assert life.facts["slot bytes"].value == pytest.approx(15.95 * 2**30 / 8409, rel=1e-6)
     assert life.capabilities["lent lines"]
     assert not life.capabilities["prefill timing"]
+
+
+def test_a_ladder_has_totals_and_no_phases() -> None:
+    lives = read("strata-niko-3070ti-ladder/orchestrator-session1.log")
+    assert [len(life.requests) for life in lives] == [2, 2, 2, 2, 2, 4]
+    found = [r.ttft_ms.value for life in lives for r in life.requests]
+    seconds = (7.5, 25.4, 11.3, 43.2, 8.1, 30.6, 13.5, 54.3, 11.3, 43.2, 8.1, 30.6, 61.4, 246.0)
+    assert found == pytest.approx([s * 1e3 for s in seconds])
+    for request in (r for life in lives for r in life.requests):
+        assert not request.phases
+        assert abs(rest(request, "ttft - target/prefill")) < 650
+    assert any("phases" in text for text in lives[0].cannot_tell)

@@ -16,9 +16,9 @@ from slotwise.explain.readers.base import Reader, Unknown
 from slotwise.explain.readers.lines import (
     LogFile,
     Splitter,
+    as_text,
     blocks,
     feed_block,
-    sample,
 )
 from slotwise.explain.record import Life, Reading
 
@@ -35,6 +35,8 @@ READERS = (
 """Module and class of each reader. Ties go to the earlier one."""
 
 SURE_ENOUGH = 0.05
+SAMPLE = 400
+"""Lines looked at together to tell dialects apart."""
 
 
 def new_readers(file: str) -> list[Reader]:
@@ -89,16 +91,23 @@ class FileReading:
 
     def _take(self, block: bytes) -> None:
         if self.reader is None:
-            lines = sample(block)
-            scored = [(r.sniff(lines), -i, r) for i, r in enumerate(new_readers(self.file))]
+            block = self._recognise(block.split(b"\n"))
+        if self.reader is not None:
+            self.lines = feed_block(self.reader, block, self.lines + 1) - 1
+
+    def _recognise(self, lines: list[bytes]) -> bytes:
+        """Look for a dialect; count the lines before it. Returns what is from there on."""
+        for start in range(0, len(lines), SAMPLE):
+            texts = [as_text(line) for line in lines[start : start + SAMPLE]]
+            scored = [(r.sniff(texts), -i, r) for i, r in enumerate(new_readers(self.file))]
             score, _, best = max(scored, key=lambda entry: entry[:2])
-            if score < SURE_ENOUGH:
-                for line in block.split(b"\n"):
-                    self.unknown.add(line[:400].decode("utf-8", "replace"))
-                    self.lines += 1
-                return
-            self.reader = best
-        self.lines = feed_block(self.reader, block, self.lines + 1) - 1
+            if score >= SURE_ENOUGH:
+                self.reader = best
+                return b"\n".join(lines[start:])
+            for text in texts:
+                self.unknown.add(text)
+            self.lines += len(texts)
+        return b""
 
     def end(self) -> list[str]:
         """Take a last line without its end, close the file, say what went wrong."""

@@ -62,7 +62,7 @@ class Splitter:
             self.cut += 1
         if not end:
             return None
-        return head.replace(b"\r\n", b"\n") if b"\r" in head else head
+        return head.replace(b"\r\n", b"\n").removesuffix(b"\r") if b"\r" in head else head
 
     def rest(self) -> bytes:
         """The unfinished last line."""
@@ -136,11 +136,6 @@ def _feed_runs(sink: BulkSink, block: bytes, line_no: int) -> int:
 def _not_bulk(bulk: bytes) -> re.Pattern[bytes]:
     """The end of a line that is followed by a line of another kind."""
     return re.compile(b"\n(?!" + re.escape(bulk) + b")")
-
-
-def sample(block: bytes, limit: int = 400) -> list[str]:
-    """The first lines of a block, for telling dialects apart."""
-    return [as_text(line) for line in block.split(b"\n", limit)[:limit]]
 
 
 def blocks(log: LogFile, splitter: Splitter) -> Iterator[bytes]:

@@ -8,14 +8,16 @@ One life is one engine: its start line, or its counters falling, begins the next
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import isfinite
 from re import Match
 
 from slotwise.explain.readers import strata_grammar as g
 from slotwise.explain.readers import strata_prefill as prefill
 from slotwise.explain.readers.base import Unknown
+from slotwise.explain.readers.strata_draft import Draft, Part, Summary
 from slotwise.explain.readers.strata_life import LifeState
-from slotwise.explain.readers.strata_request import Draft, Part, Summary, measured
+from slotwise.explain.readers.strata_request import measured
 from slotwise.explain.record import Life
 
 _LETTERS = b"strace:windo"
@@ -31,7 +33,7 @@ class StrataReader:
         self.file = file
         self.unknown = Unknown(g.VOCABULARY)
         self.done_lives: list[Life] = []
-        self.life = LifeState(file, 1)
+        self.life = LifeState(file, 0)
         self.draft = Draft()
         self.held: Draft | None = None
         """The last request with a summary: lines after the summary still belong to it."""
@@ -477,9 +479,14 @@ def _fits_own(draft: Draft) -> bool:
 
 
 def _joined(held: Draft, draft: Draft) -> Draft:
-    held.runs, held.setup_ms, held.last = draft.runs, draft.setup_ms, draft.last
-    held.warnings.append("its prefill timing lines come after its summary line")
-    return held
+    late = "its prefill timing lines come after its summary line"
+    return replace(
+        held,
+        runs=draft.runs,
+        setup_ms=draft.setup_ms,
+        last=max(held.last, draft.last),
+        warnings=[*held.warnings, late],
+    )
 
 
 def _cut_runs(draft: Draft) -> list[Draft]:

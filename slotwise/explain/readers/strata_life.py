@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 
 from slotwise.explain.readers import strata_grammar as g
+from slotwise.explain.readers.strata_draft import Draft
 from slotwise.explain.readers.strata_prefill import Counters
 from slotwise.explain.readers.strata_request import (
     NO_CLIENT,
     NO_DECODE,
     NO_PREFILL,
     NO_TRACE,
-    Draft,
     LifeView,
     build,
     measured,
@@ -72,6 +72,7 @@ class LifeState:
         return self.counters.delta(name, [value])
 
     def add(self, draft: Draft) -> None:
+        self.first_line = self.first_line or draft.first
         view = LifeView(
             index=len(self.requests),
             lent_lines=self.lent_lines,
@@ -93,8 +94,7 @@ class LifeState:
 
     def generate_line(self, text: str, line_no: int) -> bool:
         """A line after ``strata generate: ``. They all belong to the start-up."""
-        if not self.seen_anything:
-            self.first_line = line_no
+        self.first_line = self.first_line or line_no
         if match := g.ENGINE_UP.match(text):
             self.version, self.up = match[1], True
         elif match := g.CACHE_SLOTS.match(text):
