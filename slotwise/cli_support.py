@@ -144,11 +144,12 @@ def write(text: str) -> None:
 
 
 def _prepare_streams() -> None:
-    """Standard input may be closed or hold bytes that are no text; both are read as text."""
+    """Closed streams become empty ones; input that is not text is read as if it were."""
     if sys.stdout is None:
         raise SlotwiseError("standard output is closed", next_step="Send it to a file instead.")
-    if sys.stdin is None:
-        sys.stdin = Path(os.devnull).open()
+    for name, mode in (("stdin", "r"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
 
