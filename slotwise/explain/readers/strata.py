@@ -15,11 +15,13 @@ from re import Match
 from slotwise.explain.readers import strata_grammar as g
 from slotwise.explain.readers import strata_prefill as prefill
 from slotwise.explain.readers.base import Unknown
-from slotwise.explain.readers.strata_draft import Draft, Part, Summary
+from slotwise.explain.readers.strata_draft import Draft, Summary, add
 from slotwise.explain.readers.strata_life import LifeState
 from slotwise.explain.readers.strata_request import measured
 from slotwise.explain.record import Life
 
+RUNS_LIMIT = 8192
+"""Prefill lines kept for one request; a longer row of them is cut."""
 _LETTERS = b"strace:windo"
 
 
@@ -51,6 +53,11 @@ class StrataReader:
             "strata batch": self._batch,
         }
 
+        self._trace_lines = {
+            word: [(pattern, getattr(self, f"_on_{kind}")) for kind, pattern in found]
+            for word, found in g.TRACE_LINES.items()
+        }
+
     def sniff(self, lines: Sequence[str]) -> float:
         """Certain on any line that only this engine prints."""
         hits = 0
@@ -64,6 +71,10 @@ class StrataReader:
 
     def feed(self, line_no: int, line: str) -> None:
         self.no = line_no
+        if line.startswith("strata trace: "):
+            if not self._trace(line[14:].rstrip()):
+                self.unknown.add(line)
+            return
         if not line.startswith(("strata ", "[strata] ")):
             line = _bare(line)
         head, colon, rest = line.partition(":")
@@ -165,11 +176,10 @@ class StrataReader:
     # --- strata trace
 
     def _trace(self, text: str) -> bool:
-        found = g.TRACE_LINES.get(text.partition(" ")[0], ())
-        for kind, pattern in found:
+        for pattern, take in self._trace_lines.get(text.partition(" ")[0], ()):
             if match := pattern.match(text):
                 self.life.trace_lines = True
-                getattr(self, f"_on_{kind}")(match)
+                take(match)
                 return True
         return self._trace_rest(text)
 
@@ -187,10 +197,10 @@ class StrataReader:
         self.life.lent_lines = True
 
     def _on_refill_start(self, match: Match[str]) -> None:
-        self._touch().refill_start(int(match[1]))
+        self._touch().open_refill += int(match[1])
 
     def _on_refilled(self, match: Match[str]) -> None:
-        self._touch().refilled(int(match[1]), int(match[2]), float(match[3]))
+        self._touch().refilled(int(match[1]), float(match[3]))
         self.life.refilled_lines = True
 
     def _on_window(self, match: Match[str]) -> None:
@@ -203,11 +213,8 @@ class StrataReader:
     def _on_prompt_done(self, _: Match[str]) -> None:
         self._touch().prompt_done = True
 
-    def _on_prompt_start(self, _: Match[str]) -> None:
+    def _on_nothing(self, _: Match[str]) -> None:
         self._touch()
-
-    def _on_chunk(self, _: Match[str]) -> None:
-        self._touch().chunks += 1
 
     def _on_interleave(self, match: Match[str]) -> None:
         self._touch().interleaved += float(match[2])
@@ -272,7 +279,7 @@ class StrataReader:
         )
         draft = self.draft
         if draft.n is not None and draft.n != summary.prompt:
-            draft.warnings.append("the next summary line is about another prompt")
+            draft.warn("the next summary line is about another prompt")
             self._flush()
         elif draft.done is not None and draft.done.prompt != summary.prompt:
             self._flush()
@@ -281,9 +288,9 @@ class StrataReader:
 
     def _conversation_cache(self, text: str) -> bool:
         if match := g.PARKED.match(text):
-            self._touch().caches.append(Part("conversation parked", float(match[2])))
+            add(self._touch().caches, "conversation parked", float(match[2]))
         elif match := g.RESTORED.match(text):
-            self._touch().caches.append(Part("conversation restored", float(match[2])))
+            add(self._touch().caches, "conversation restored", float(match[2]))
         else:
             return g.CACHE_OTHER.match(text) is not None
         return True
@@ -293,6 +300,8 @@ class StrataReader:
     def _prefill(self, text: str) -> bool:
         if run := prefill.parse_run(text):
             run.line = self.no
+            if len(self.draft.runs) >= RUNS_LIMIT:
+                self._flush()
             self._touch().runs.append(run)
             self.life.prefill_lines = True
             self.life.chunk_lines |= run.kind == "chunk"
@@ -336,11 +345,11 @@ class StrataReader:
         if match := g.BATCH_PARTS.match(text):
             self._touch().between_parts = float(match[2])
         elif match := g.BATCH_TAKES.match(text):
-            self._touch().outside.append(Part("slot takes the sequence", float(match[3])))
+            add(self._touch().outside, "slot takes the sequence", float(match[3]))
         elif match := g.BATCH_BACK.match(text):
-            self._touch().caches.append(Part("slot hand-back", float(match[3])))
+            add(self._touch().caches, "slot hand-back", float(match[3]))
         elif match := g.BATCH_YIELD.match(text):
-            self._touch().outside.append(Part("slot holds the prompt", float(match[3])))
+            add(self._touch().outside, "slot holds the prompt", float(match[3]))
         else:
             return text.startswith(("restoring slot ", "BYIELD ")) or " windows, avg " in text
         self.life.batch_lines = True
@@ -350,12 +359,12 @@ class StrataReader:
         if match := g.ONE_SHOT.match(text):
             self._flush()
             draft = self._touch()
-            draft.parts.append(Part("read (one-shot)", float(match[3]), tokens=int(match[1])))
+            draft.read(int(match[1]), "one-shot", float(match[3]))
             for name, group in (("experts streamed", 5), ("experts by DMA", 6), ("resident", 8)):
                 draft.facts[name] = measured(int(match[group]))
             return True
         if match := g.ONE_SHOT_REFILL.match(text):
-            self._touch().parts.append(Part("refill", float(match[2]), slots=int(match[1])))
+            self._touch().refilled(int(match[1]), float(match[2]))
             return True
         if g.FIRST_LINES.match(text) and (self.life.up or self.life.has_requests or self.held):
             self._new_life()

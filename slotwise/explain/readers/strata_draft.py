@@ -7,15 +7,33 @@ from dataclasses import dataclass, field
 from slotwise.explain.readers.strata_prefill import Run
 from slotwise.explain.record import Value
 
+KINDS_LIMIT = 16
+WARNINGS_LIMIT = 20
+
 
 @dataclass(slots=True)
-class Part:
-    """One timed line of the trace. `tokens` of a read, `slots` of a lend or a refill."""
+class Total:
+    """What the timed lines of one kind add up to. `slots` of lends: the largest total."""
 
-    kind: str
-    ms: float
+    ms: float = 0.0
     tokens: int = 0
     slots: int = 0
+    count: int = 0
+
+
+NOTHING = Total()
+
+
+def add(totals: dict[str, Total], kind: str, ms: float) -> Total:
+    """Count one more line of this kind; memory stays bounded whatever the log holds."""
+    total = totals.get(kind)
+    if total is None:
+        if len(totals) >= KINDS_LIMIT:
+            return add(totals, next(reversed(totals)), ms)
+        total = totals[kind] = Total()
+    total.ms += ms
+    total.count += 1
+    return total
 
 
 @dataclass(slots=True)
@@ -44,26 +62,24 @@ class Draft:
     last: int = 0
     n: int | None = None
     images: bool = False
-    parts: list[Part] = field(default_factory=list[Part])
-    open_refill: list[int] = field(default_factory=list[int])
-    slots_out: int = 0
-    peak: int = 0
+    parts: dict[str, Total] = field(default_factory=dict[str, Total])
+    """lend, read (batched), read (windows), refill, ..., in order of first use."""
+    open_refill: int = 0
+    """Slots of refills that began and have not ended."""
     hidden_slots: int = 0
     hidden_refills: int = 0
-    stages: int = 0
-    chunks: int = 0
     prompt_done: bool = False
     windows: int = 0
     window_tokens: int = 0
     first_window: tuple[int, int] | None = None
     summary: Summary | None = None
     done: Summary | None = None
-    caches: list[Part] = field(default_factory=list[Part])
+    caches: dict[str, Total] = field(default_factory=dict[str, Total])
     runs: list[Run] = field(default_factory=list[Run])
     setup_ms: float | None = None
     interleaved: float = 0.0
     between_parts: float | None = None
-    outside: list[Part] = field(default_factory=list[Part])
+    outside: dict[str, Total] = field(default_factory=dict[str, Total])
     decode: tuple[float, ...] | None = None
     last_pp: float | None = None
     failed: bool = False
@@ -83,27 +99,37 @@ class Draft:
             self.traced or self.summary or self.done or self.runs or self.decode or self.windows
         )
 
-    def refill_start(self, slots: int) -> None:
-        self.open_refill.append(slots)
-
     def lent(self, slots: int, ms: float) -> None:
         """`slots` is the running total; a refill still open was done inside this lend."""
         if self.open_refill:
-            self.hidden_slots += sum(self.open_refill)
+            self.hidden_slots += self.open_refill
             self.hidden_refills += 1
-            self.open_refill.clear()
-        self.slots_out = slots
-        self.peak = max(self.peak, slots)
-        self.parts.append(Part("lend", ms, slots=slots))
+            self.open_refill = 0
+        total = add(self.parts, "lend", ms)
+        total.slots = max(total.slots, slots)
 
-    def refilled(self, slots: int, stages: int, ms: float) -> None:
-        started = sum(self.open_refill)
-        if self.open_refill and started != slots:
-            self.warnings.append(f"refills of {started} slots began, {slots} slots were refilled")
-        self.open_refill.clear()
-        self.slots_out = 0
-        self.stages = max(self.stages, stages)
-        self.parts.append(Part("refill", ms, slots=slots))
+    def refilled(self, slots: int, ms: float) -> None:
+        started = self.open_refill
+        if started and started != slots:
+            self.warn(f"refills of {started} slots began, {slots} slots were refilled")
+        self.open_refill = 0
+        add(self.parts, "refill", ms).slots += slots
 
     def read(self, tokens: int, mode: str, ms: float) -> None:
-        self.parts.append(Part(f"read ({mode})", ms, tokens=tokens))
+        add(self.parts, f"read ({mode})", ms).tokens += tokens
+
+    def warn(self, text: str) -> None:
+        if len(self.warnings) < WARNINGS_LIMIT:
+            self.warnings.append(text)
+
+    def part(self, kind: str) -> Total:
+        """The total of one kind of part; an empty one when there was none."""
+        return self.parts.get(kind, NOTHING)
+
+    @property
+    def parts_ms(self) -> float:
+        return sum(part.ms for part in self.parts.values())
+
+    @property
+    def parts_tokens(self) -> int:
+        return sum(part.tokens for part in self.parts.values())

@@ -34,8 +34,8 @@ TRACE_LINES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
     "refilled": (("refilled", REFILLED),),
     "window": (("window", WINDOW),),
     "prompt": (
-        ("chunk", CHUNK),
-        ("prompt_start", PROMPT_START),
+        ("nothing", CHUNK),
+        ("nothing", PROMPT_START),
         ("prompt_done", PROMPT_DONE),
         ("interleave", INTERLEAVE),
     ),

@@ -31,6 +31,7 @@ _no_summary = Value.missing("no summary line")
 _nothing_lent = Value.derived(0.0, "no part was read in a batch, so nothing was lent")
 _own_buffers = Value.derived(0.0, "the prompt path owns its buffers: nothing is lent")
 _no_refill_line = Value.derived(0.0, "the trace has no refill line")
+_TTFT_WHY = "more than prompt_ms: the first window, and all before the engine's clock, come on top"
 _open_end = Value.bounded(0.0, None, "began, and its end is not in the log")
 
 measured = lru_cache(maxsize=1 << 14)(Value.measured)
@@ -104,16 +105,15 @@ class _Builder:
             return "failed"
         if self.sum is None:
             return "incomplete"
-        both = (self.d.summary, self.d.done)
-        return "cancelled" if any(s is not None and s.cancelled for s in both) else "done"
+        done = self.d.done
+        return "cancelled" if self.sum.cancelled or (done and done.cancelled) else "done"
 
     def _prompt_ms(self) -> Value:
         if self.d.done is not None:
             return measured(self.d.done.prompt_ms)
         if self.sum is not None:
             return measured(self.sum.prompt_ms)
-        low = sum(p.ms for p in self.d.parts)
-        low = max(low, self.d.last_pp or 0.0)
+        low = max(self.d.parts_ms, self.d.last_pp or 0.0)
         if low > 0:
             return Value.bounded(low, None, "no summary line: at least what its parts took")
         return _no_summary
@@ -129,26 +129,20 @@ class _Builder:
         low = self.prompt_ms.value if self.prompt_ms.known else self.prompt_ms.low
         if low is None:
             return Value.missing("a client's clock: not in an engine log")
-        why = (
-            "more than prompt_ms: the first window, and all before the engine's clock, come on top"
-        )
-        return Value.bounded(low, self.d.total_ms, why)
+        return Value.bounded(low, self.d.total_ms, _TTFT_WHY)
 
     def _tokens(self) -> tuple[Value, Value, Value, Value]:
         d, total = self.d, self.sum
-        parts = [p for p in d.parts if p.tokens]
+        tokens = d.parts_tokens
         if total is None:
             prompt = measured(d.n) if d.n is not None else _no_summary
-            missing = Value.missing("no summary line")
-            read = measured(sum(p.tokens for p in parts)) if parts else missing
-            return prompt, missing, missing, read
-        planned = Value.derived(
-            max(0, total.planned - 1), "prompt - reused - 1: the first window reads the last token"
-        )
+            read = measured(tokens) if tokens else _no_summary
+            return prompt, _no_summary, _no_summary, read
+        planned = _planned(max(0, total.planned - 1))
         if self.status == "cancelled" or d.failed:
             read = measured(total.read)
-        elif parts:
-            read = measured(sum(p.tokens for p in parts))
+        elif tokens:
+            read = measured(tokens)
         else:
             read = planned
         return measured(total.prompt), measured(total.reused), planned, read
@@ -158,22 +152,22 @@ class _Builder:
         if not d.traced:
             both = _own_buffers if self.view.own_buffers else _needs_trace
             return both, both
-        refills = [p.slots for p in d.parts if p.kind == "refill"]
-        if d.peak or any(p.kind == "lend" for p in d.parts):
-            lent = measured(d.peak)
-        elif not any(p.kind == "read (batched)" for p in d.parts) and not d.open_refill:
-            lent = _nothing_lent
+        refilled = d.part("refill").slots
+        if "lend" in d.parts:
+            lent = measured(d.part("lend").slots)
         elif d.open_refill:
-            lent = Value.derived(sum(d.open_refill), "what its refill starts with")
+            lent = Value.derived(d.open_refill, "what its refill starts with")
+        elif "read (batched)" not in d.parts:
+            lent = _nothing_lent
         else:
             lent = _own_buffers if self.view.own_buffers else _no_refill_line
         if d.open_refill and self.status in ("incomplete", "failed"):
-            done = float(sum(refills))
-            return lent, Value.bounded(done, done + sum(d.open_refill), "a refill did not end")
-        if refills:
-            return lent, measured(sum(refills))
+            top = refilled + d.open_refill
+            return lent, Value.bounded(refilled, top, "a refill did not end")
+        if refilled:
+            return lent, measured(refilled)
         if d.open_refill:
-            return lent, Value.derived(sum(d.open_refill), "slots its refills started with")
+            return lent, Value.derived(d.open_refill, "slots its refills started with")
         return lent, _no_refill_line if lent.value else lent
 
     # --- phases
@@ -181,60 +175,55 @@ class _Builder:
     def _trace_phases(self) -> None:
         d = self.d
         cancelled = self.status == "cancelled"
-        for kind in dict.fromkeys(p.kind for p in d.parts):
-            same = [p for p in d.parts if p.kind == kind]
+        for kind, part in d.parts.items():
             holds = ""
             if kind == "lend" and d.hidden_refills:
                 holds = (
                     f"the refill of an older loan of {d.hidden_slots} slots: no line splits them"
                 )
-            elif kind.startswith("read") and cancelled:
+            elif cancelled and kind.startswith("read"):
                 holds = "cancelled: its tokens are the planned length of its parts"
             self.phases.append(
                 Phase(
                     kind,
-                    measured(sum(p.ms for p in same) if len(same) > 1 else same[0].ms),
-                    contains=holds,
-                    tokens=sum(p.tokens for p in same) or None,
-                    slots=(max if kind == "lend" else sum)(p.slots for p in same) or None,
+                    measured(part.ms),
+                    "request",
+                    holds,
+                    part.tokens or None,
+                    part.slots or None,
                 )
             )
         if d.hidden_refills:
-            lend_ms = sum(p.ms for p in d.parts if p.kind == "lend")
-            value = Value.bounded(0.0, lend_ms, "inside lend: a larger loan gave the old one back")
+            why = "inside lend: a larger loan gave the old one back"
+            value = Value.bounded(0.0, d.part("lend").ms, why)
             self.phases.append(
                 Phase("refill (inside lend)", value, "inside lend", slots=d.hidden_slots)
             )
-        self._untimed_phases()
+        if d.open_refill:
+            self._untimed_phases()
 
     def _untimed_phases(self) -> None:
         """Loans that old versions do not time, and a refill the log was cut in."""
-        d = self.d
-        if not d.traced:
-            return
-        timed = {p.kind for p in d.parts}
-        batched = "read (batched)" in timed
-        ended = self.prompt_ms.value
-        if d.open_refill and "refill" not in timed:
+        d, ended = self.d, self.prompt_ms.value
+        if "refill" in d.parts:
+            self.phases.append(Phase("refill (unfinished)", _open_end, slots=d.open_refill))
+        else:
             value = _open_end if ended is None else self._outside_bound(ended)
-            self.phases.append(Phase("refill", value, slots=sum(d.open_refill)))
-        elif d.open_refill:
-            self.phases.append(Phase("refill (unfinished)", _open_end, slots=sum(d.open_refill)))
-        if batched and "lend" not in timed and d.open_refill and ended is not None:
+            self.phases.append(Phase("refill", value, slots=d.open_refill))
+        if "read (batched)" in d.parts and "lend" not in d.parts and ended is not None:
             self.phases.insert(0, Phase("lend", self._outside_bound(ended)))
 
     def _outside_bound(self, prompt_ms: float) -> Value:
-        left = max(0.0, prompt_ms - sum(p.ms for p in self.d.parts))
+        left = max(0.0, prompt_ms - self.d.parts_ms)
         return Value.bounded(0.0, left, "not timed by this version: within prompt_ms - reads")
 
     def _cache_phases(self) -> None:
         limit = self.prompt_ms.value
-        for kind in dict.fromkeys(p.kind for p in self.d.caches):
-            ms = sum(p.ms for p in self.d.caches if p.kind == kind)
-            lane = "request" if limit is None or ms <= limit + 1 else "unplaced"
+        for kind, part in self.d.caches.items():
+            lane = "request" if limit is None or part.ms <= limit + 1 else "unplaced"
             if lane == "unplaced":
                 self.warnings.append(f"{kind} took longer than prompt_ms: not counted in it")
-            self.phases.append(Phase(kind, measured(ms), lane))
+            self.phases.append(Phase(kind, measured(part.ms), lane))
 
     def _batch_phases(self) -> None:
         d = self.d
@@ -253,9 +242,9 @@ class _Builder:
                 rate = self.sum.read / (self.prompt_ms.value - ms) * 1e3
                 why = "read tokens / (prompt_ms - other slots' decode): at least this"
                 self.facts["own read tok/s"] = Value.derived(rate, why)
-        for part in d.outside:
+        for kind, part in d.outside.items():
             holds = "printed before the summary; a client sees it, prompt_ms does not hold it"
-            self.phases.append(Phase(part.kind, measured(part.ms), "outside prompt_ms", holds))
+            self.phases.append(Phase(kind, measured(part.ms), "outside prompt_ms", holds))
 
     def _prefill_phases(self) -> None:
         d = self.d
@@ -278,9 +267,8 @@ class _Builder:
             self._walls(placed.lanes)
 
     def _batched_tokens(self) -> int | None:
-        parts = [p.tokens for p in self.d.parts if p.kind == "read (batched)"]
-        if parts:
-            return sum(parts)
+        if "read (batched)" in self.d.parts:
+            return self.d.part("read (batched)").tokens
         return self.sum.planned - 1 if self.sum is not None else None
 
     def _walls(self, lanes: dict[str, list[prefill.Run]]) -> None:
@@ -294,9 +282,8 @@ class _Builder:
         wall = run_wall or chunk_wall
         if not wall:
             return
-        read = [p for p in self.d.parts if p.kind == "read (batched)"]
-        if read:
-            ms = sum(p.ms for p in read)
+        if "read (batched)" in self.d.parts:
+            ms = self.d.part("read (batched)").ms
             value = Value.derived(ms - wall, "read (batched) minus the prefill wall")
             self.rest.append(Phase("read (batched) - prefill wall", value, "read"))
             if wall > ms + 1:
@@ -312,16 +299,20 @@ class _Builder:
         total = self.prompt_ms.value
         if total is None:
             return
-        inside = [p for p in self.phases if p.lane == "request"]
+        left, names, inside = total, [], False
+        for phase in self.phases:
+            if phase.lane == "request":
+                inside = True
+                if phase.ms.value is not None:
+                    left -= phase.ms.value
+                    names.append(phase.name)
         if not inside:
             return
-        left = total - sum(p.ms.value or 0.0 for p in inside)
-        names = " + ".join(p.name for p in inside if p.ms.known)
         traced = self.d.traced
         name = REST if traced else "prompt_ms - named phases"
-        why = f"prompt_ms - ({names})" if names else "prompt_ms: no phase inside it is timed"
         holds = REST_HOLDS if traced else "everything STRATA_TRACE would have told apart"
-        self.rest.insert(0, Phase(name, Value.derived(left, why), contains=holds))
+        value = Value.derived(left, _difference(tuple(names)))
+        self.rest.insert(0, Phase(name, value, "request", holds))
         if left < -1.0:
             self.warnings.append(f"the phases are {-left:.1f} ms longer than prompt_ms")
 
@@ -353,7 +344,7 @@ class _Builder:
     def _check(self) -> None:
         d, total = self.d, self.sum
         if total is not None and self.status == "done" and d.traced:
-            read, expected = sum(p.tokens for p in d.parts), total.planned - 1
+            read, expected = d.parts_tokens, total.planned - 1
             if d.parts and read != expected:
                 self.warnings.append(
                     f"the parts read {read} tokens, prompt - reused - 1 is {expected}"
@@ -388,14 +379,11 @@ class _Builder:
             if total.checkpoints is not None:
                 self.facts["checkpoints"] = measured(total.checkpoints)
         if d.traced:
-            for name, kind in (
-                ("batched parts", "read (batched)"),
-                ("windows parts", "read (windows)"),
-            ):
-                self.facts[name] = measured(sum(p.kind == kind for p in d.parts))
+            self.facts["batched parts"] = measured(d.part("read (batched)").count)
+            self.facts["windows parts"] = measured(d.part("read (windows)").count)
             self.facts["windows"] = measured(d.windows)
             self.facts["window tokens"] = measured(d.window_tokens)
-            self.facts["loans"] = measured(sum(p.kind == "lend" for p in d.parts))
+            self.facts["loans"] = measured(d.part("lend").count)
         if d.hidden_refills:
             self.facts["slots refilled inside lend"] = measured(d.hidden_slots)
         if d.images:
@@ -403,14 +391,26 @@ class _Builder:
 
     def _cannot_tell(self) -> tuple[str, ...]:
         d, view = self.d, self.view
-        batched = any(p.kind == "read (batched)" for p in d.parts)
+        batched = "read (batched)" in d.parts
         return _reasons(
             not d.traced,
-            d.traced and batched and not view.lent_lines and bool(d.open_refill),
+            d.traced and batched and not view.lent_lines and d.open_refill > 0,
             not d.runs and (batched or not d.traced),
             d.decode is None,
             self.sum is None,
         )
+
+
+@lru_cache(maxsize=1 << 12)
+def _planned(tokens: int) -> Value:
+    return Value.derived(tokens, "prompt - reused - 1: the first window reads the last token")
+
+
+@lru_cache(maxsize=256)
+def _difference(names: tuple[str, ...]) -> str:
+    if not names:
+        return "prompt_ms: no phase inside it is timed"
+    return f"prompt_ms - ({' + '.join(names)})"
 
 
 @lru_cache(maxsize=64)
