@@ -81,15 +81,18 @@ def size_warnings(read: Value) -> list[str]:
     return [f"under {SMALL_READ} tokens were read: their time is mostly fixed cost, no speed"]
 
 
-def shapes(vocabulary: str) -> Unknown:
-    return Unknown(vocabulary.split())
+class Shapes(Unknown):
+    """Counts lines not understood; after many of them without looking at their shape."""
 
+    def __init__(self, vocabulary: str) -> None:
+        super().__init__(vocabulary.split())
+        self._left = SHAPED_LINES
 
-def count_unknown(unknown: Unknown, line: str) -> None:
-    """Count a line not understood; after many of them without looking at its shape."""
-    if not line.strip():
-        return
-    if sum(unknown.counts.values()) < SHAPED_LINES:
-        unknown.add(line)
-    else:
-        unknown.counts[OTHER_SHAPES] = unknown.counts.get(OTHER_SHAPES, 0) + 1
+    def see(self, line: str) -> None:
+        if not line or line.isspace():
+            return
+        if self._left:
+            self._left -= 1
+            self.add(line)
+        else:
+            self.counts[OTHER_SHAPES] = self.counts.get(OTHER_SHAPES, 0) + 1
