@@ -114,7 +114,7 @@ def pack(model: Path, out: Path | None, lanes: int, force: bool, as_json: bool) 
         "pack": str(folder),
         "experts": layout.n_total,
         "bytes": layout.total_bytes,
-        "written_bytes": index.written,
+        "written_experts": index.written,
     }
     if as_json:
         write(json.dumps(result) + "\n")
