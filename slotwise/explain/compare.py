@@ -7,6 +7,7 @@ comparison; what makes a comparison meaningless refuses it (`errors.Refused`) un
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +24,10 @@ from slotwise.explain.stats import (
 from slotwise.explain.summary import clusters, group_requests, phase_names, span, token_range
 
 FORCE = "Pass --force-compare to compare all the same; the result then says so."
-MODEL_WORDS = ("slot_bytes", "slot bytes", "blob", "model", "experts total", "n_experts", "layers")
-"""Facts with one of these in their name describe the model, not a setting."""
+MODEL_WORDS = ("slot bytes", "blob bytes", "experts", "model")
+"""Facts with one of these in their name describe the model; those with -- are settings."""
+SAME_WITHIN = 0.02
+"""Facts calculated from rounded log numbers differ a little between pool sizes."""
 FEWEST_PAIRS = 3
 
 
@@ -269,7 +272,8 @@ def _objections(
         )
     facts_a, facts_b = _facts(a), _facts(b)
     for name in sorted({*facts_a} & {*facts_b}):
-        if any(w in name for w in MODEL_WORDS) and not facts_a[name] & facts_b[name]:
+        about_model = any(w in name for w in MODEL_WORDS) and not name.startswith("--")
+        if about_model and not _alike(facts_a[name], facts_b[name]):
             text = f"{name} differs: A {_words(facts_a[name])}, B {_words(facts_b[name])}"
             found.append(_finding("other-model", text, "the same model"))
     if not matched:
@@ -291,6 +295,7 @@ def _hidden_in(m: Matched) -> list[str]:
         ("reused tokens", lambda r: r.reused.value),
         ("prompt tokens", lambda r: r.prompt.value),
         ("lent slots", lambda r: r.slots_lent.value),
+        ("first of its engine life", lambda r: r.first_of_life),
     ):
         left, right = sorted({of(r) for r in m.a}, key=str), sorted({of(r) for r in m.b}, key=str)
         if left != right:
@@ -328,6 +333,10 @@ def _facts(reading: Reading) -> dict[str, set[float]]:
         for name, number in _settings(life):
             facts.setdefault(name, set()).add(number)
     return facts
+
+
+def _alike(a: set[float], b: set[float]) -> bool:
+    return any(math.isclose(x, y, rel_tol=SAME_WITHIN) for x in a for y in b)
 
 
 def _settings(life: Life) -> list[tuple[str, float]]:

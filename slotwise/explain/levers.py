@@ -16,6 +16,7 @@ from slotwise.explain.record import Reading, Request
 from slotwise.explain.stats import LEAST_FOR_INTERVAL, Estimate, mean, t_quantile
 from slotwise.explain.summary import (
     Summary,
+    batched_parts,
     group_requests,
     phase_ms,
     phase_names,
@@ -256,7 +257,7 @@ def _rest(request: Request, phase: str) -> Saved | None:
 
 
 def _saved_by_one_part(request: Request, summary: Summary) -> Saved | None:
-    parts = sum(p.name == "read (batched)" for p in request.phases if p.lane == "request")
+    parts = batched_parts(request)
     cost = summary.read
     if parts < 2 or cost.line is None or cost.what != "read (batched)":
         return None
@@ -282,11 +283,7 @@ def _bounded(now: Sequence[float], savings: Sequence[Saved]) -> Estimate:
 
 def _why_not(lever: Lever, requests: Sequence[Request]) -> str:
     if lever.key == "one-part":
-        parts = [
-            sum(p.name == "read (batched)" for p in r.phases if p.lane == "request")
-            for r in requests
-        ]
-        if max(parts, default=0) < 2:
+        if max(map(batched_parts, requests), default=0) < 2:
             return "no request was read in more than one batched part"
         return "the fixed cost of a read has no interval here (too few sizes or samples)"
     if lever.key.startswith("off:"):

@@ -240,6 +240,9 @@ def _read_samples(
     fresh = [r for r in requests if not r.reused.value]
     parts = _parts(fresh)
     notes: list[str] = []
+    several = sum(batched_parts(r) > 1 for r in requests)
+    if several:
+        notes.append(f"{several} requests were read in several parts and timed in sum: left out")
     if len({x for x, _ in parts}) < 2 and len({x for x, _ in _parts(requests)}) >= 2:
         fresh, parts = list(requests), _parts(requests)
         notes.append("some of these reads continued a reused prefix: depth is in the cost too")
@@ -254,14 +257,21 @@ def _read_samples(
     return [(x, y) for x, y in clock if x and y is not None], "prompt clock", notes
 
 
+def batched_parts(request: Request) -> int:
+    """Batched parts the prompt was read in, by the reader's count where it gives one."""
+    phases = sum(p.lane == "request" and p.name == "read (batched)" for p in request.phases)
+    counted = request.facts.get("batched parts")
+    return int(counted.value) if counted is not None and counted.value is not None else phases
+
+
 def _parts(requests: Iterable[Request]) -> list[tuple[float, float]]:
-    return [
-        (float(p.tokens), p.ms.value)
-        for r in requests
-        for p in r.phases
-        if p.lane == "request" and p.name == "read (batched)" and p.tokens
-        if p.ms.value is not None
-    ]
+    """(tokens, ms) of batched reads; a sum over several parts is no sample of one part's cost."""
+    samples = []
+    for r in requests:
+        reads = [p for p in reads_of(r) if p.name == "read (batched)" and p.tokens]
+        if len(reads) == batched_parts(r):
+            samples += [(float(p.tokens or 0), p.ms.value) for p in reads if p.ms.known]
+    return [(x, y) for x, y in samples if y is not None]
 
 
 def _whole_read(request: Request) -> float | None:

@@ -109,5 +109,22 @@ def life(requests: Sequence[Request], **more: Any) -> Life:
     return Life(**(fields | more))
 
 
+def awkward() -> Life:
+    """A cancelled request of an old version: bounds, gaps, lanes, a shorter read than planned."""
+    phases = (
+        measured("lend", 2.0),
+        measured("read (batched)", 600.0, tokens=2048, contains="the draft layer"),
+        Phase("refill", Value.bounded(0.0, 200.0, "not timed"), slots=300),
+        Phase("checkpoint", Value.missing("no line for it")),
+        measured("qsa attn", 250.0, lane="gpu timeline", contains="idle gaps"),
+    )
+    cut = request(
+        0, prompt=3000, prompt_ms=900.0, phases=phases, status="cancelled",
+        read=Value.measured(2048), ttft_ms=Value.bounded(900.0, None, "no first token"),
+        warnings=("the read prints its plan",), cannot_tell=("draft time: STRATA_X was off",),
+    )  # fmt: skip
+    return life([cut], version="", cannot_tell=("queueing: not in this log",))
+
+
 def reading(*lives: Life) -> Reading:
     return Reading(lives=lives, lines=100, bytes=4000, files=tuple(v.file for v in lives))

@@ -116,3 +116,21 @@ def test_two_samples_predict_without_an_interval() -> None:
     report = predict_levers(arm(repeats=2), with_lever=arm(refill=0.0), lever_key="deferred-refill")
     assert {p.holds for p in report.predictions} == {None}
     assert all("too few samples" in p.warnings[-1] for p in report.predictions)
+
+
+def test_joining_parts_saves_the_fixed_cost_of_each_further_one() -> None:
+    def in_two(r: Request) -> Request:
+        summed = replace(r.phases[0], ms=Value.measured(340.0))
+        facts = {"batched parts": Value.measured(2)}
+        clock = Value.measured((r.prompt_ms.value or 0) + 100)
+        return replace(r, phases=(summed, *r.phases[1:]), facts=facts, prompt_ms=clock)
+
+    requests = made.ladder()
+    parted = [in_two(r) if (r.prompt.value or 0) < 300 and r.index > 8 else r for r in requests]
+    p = one(predict_levers(made.reading(made.life(parted))), "one-part")
+    assert p.saved is None  # an interval of the fit, not a time that was measured
+    assert p.predicted.low is not None
+    assert p.predicted.high is not None
+    saved = (p.now.value - p.predicted.high, p.now.value - p.predicted.low)
+    assert saved[0] < 100 < saved[1]
+    assert any("only 3 of 5 requests" in w for w in p.warnings)

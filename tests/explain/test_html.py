@@ -1,0 +1,261 @@
+"""The HTML page: what is in it, and what a browser draws of it in light and dark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from explain import made
+
+from slotwise.explain import drawing
+from slotwise.explain.html import MOST_WATERFALLS, page
+from slotwise.explain.record import Life, Value
+from slotwise.explain.summary import explain, summarise
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+def rendered(*lives: Life) -> str:
+    return page(explain(made.reading(*lives)))
+
+
+@cache
+def everything() -> str:
+    return rendered(made.awkward(), made.table_of_document_two(), made.life(made.ladder()))
+
+
+class Balance(HTMLParser):
+    """Fails on a tag that is closed and was not opened last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Nothing to close."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
+    text = everything()
+    parser = Balance()
+    parser.feed(text)
+    assert parser.open == []
+    assert not re.search(r"https?:|<script|<link|@import|src=|javascript:", text)
+    assert re.findall(r"url\(([^)]*)", text)
+    assert all(target.startswith("#hatch") for target in re.findall(r"url\(([^)]*)", text))
+
+
+def test_the_numbers_of_the_tables_are_on_the_page() -> None:
+    text = everything()
+    for said in ("0.319 ms/slot", "0.706 ms/token", "109.5 ms", "no interval, n = 1", "Crossing"):
+        assert said in text
+
+
+def test_what_a_log_says_is_text_never_markup() -> None:
+    life = made.life(
+        [made.request(0, prompt=9, phases=[made.measured("<b>x</b>", 5.0)], warnings=("<i>w",))],
+        notes=("<script>alert(1)</script>",),
+    )
+    text = rendered(life)
+    assert "<script" not in text
+    assert "<b>x" not in text
+    assert "&lt;b&gt;x" in text
+
+
+def test_nothing_read_is_a_page_too() -> None:
+    assert "0 engine lives" in rendered()
+    assert "No request in this life" in rendered(made.life([]))
+    empty = made.request(0, prompt=1, phases=[], prompt_ms=0.0)
+    assert "Request 1" in rendered(made.life([empty]))
+
+
+def test_many_requests_are_drawn_up_to_a_limit() -> None:
+    text = rendered(made.life(made.ladder(repeats=40)))
+    assert text.count("<article>") == MOST_WATERFALLS
+    assert f"{120 - MOST_WATERFALLS} more requests are in the numbers" in text
+
+
+def test_bars_of_the_sum_lie_end_to_end_on_one_scale_per_size() -> None:
+    life = made.life(made.ladder())
+    full = drawing.scales(life, summarise(life))
+    first, other = life.requests[0], life.requests[3]
+    assert full[first.index] == full[other.index] >= drawing.extent(first)
+    fall = drawing.waterfall(first, full_ms=full[0], colours=drawing.hues(life))
+    bars = fall.lanes[0].bars
+    for before, after in pairwise(bars):
+        assert after.left == pytest.approx(before.left + before.width)
+    assert bars[0].width == pytest.approx(96 * (first.phases[0].ms.value or 0) / full[0])
+    assert bars[-1].kind == "rest"
+    assert bars[-1].left + bars[-1].width == pytest.approx(fall.markers[0].at)
+
+
+def test_bounded_and_missing_are_drawn_as_such_and_overlapped_lanes_apart() -> None:
+    life = made.awkward()
+    fall = drawing.waterfall(life.requests[0], full_ms=1000.0, colours=drawing.hues(life))
+    assert [b.kind for b in fall.lanes[0].bars] == ["known", "known", "bounded", "missing", "rest"]
+    assert fall.lanes[1].name == "gpu timeline"
+    assert fall.lanes[1].bars[0].left == 0.0
+
+
+def test_a_negative_rest_has_no_width() -> None:
+    request = made.request(0, prompt=9, phases=[made.measured("read", 50.0)], prompt_ms=40.0)
+    assert (request.remainders[0].ms.value or 0) < 0
+    bars = drawing.waterfall(request, full_ms=50.0, colours={}).lanes[0].bars
+    assert bars[-1].width == 0.0
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 6169.0), (0.0, 0.003), (-50.0, 900.0)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    ticks = drawing.nice_ticks(low, high, count=5)
+    assert 2 <= len(ticks) <= 7
+    assert all(low - 1e-9 <= t <= high + 1e-9 for t in ticks)
+
+
+# --- what a browser draws
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api")
+    if not CHROMIUM.exists():
+        pytest.skip("no Chromium")
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("light", 1100), ("dark", 1100), ("light", 390), ("dark", 390)],
+    ids=lambda p: f"{p[0]}-{p[1]}",
+)
+def drawn(
+    request: pytest.FixtureRequest, browser: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    scheme, width = request.param
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    file.write_text(everything(), encoding="utf-8")
+    opened = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    trouble: list[str] = []
+    opened.on("console", lambda message: trouble.append(message.text))
+    opened.on("request", lambda r: trouble.append(r.url) if r.url != file.as_uri() else None)
+    opened.goto(file.as_uri())
+    assert trouble == []
+    yield opened
+    opened.close()
+
+
+BOXES = """() => [...document.querySelectorAll('svg.waterfall')].map(fall => {
+  const box = e => {
+    const r = e.getBoundingClientRect(); return [r.left, r.right, r.top, r.bottom] };
+  return { own: box(fall), bars: [...fall.querySelectorAll('.piece rect')].map(box),
+    texts: [...fall.querySelectorAll('.piece')].map(p => { const t = p.querySelector('text');
+      return t && getComputedStyle(t).display !== 'none'
+        ? [box(t), box(p.querySelector('rect'))] : null }).filter(Boolean) };
+})"""
+
+COLOURS = """() => {
+  const paint = (e, what) => getComputedStyle(e)[what];
+  const ground = paint(document.body, 'backgroundColor');
+  const raised = paint(document.querySelector('article'), 'backgroundColor');
+  const pairs = [[paint(document.body, 'color'), ground]];
+  for (const e of document.querySelectorAll('.soft, .warn, summary, .lane'))
+    if (!e.closest('svg')) pairs.push(
+      [paint(e, 'color'), e.closest('article, figure') ? raised : ground]);
+  for (const t of document.querySelectorAll('.known-piece text'))
+    pairs.push([paint(t, 'fill'), paint(t.parentNode.querySelector('rect'), 'fill')]);
+  for (const t of document.querySelectorAll('svg text.soft'))
+    pairs.push([paint(t, 'fill'), raised]);
+  return pairs }"""
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `rgb(r, g, b)` (WCAG 2)."""
+    channels = [int(v) / 255 for v in re.findall(r"[0-9]+", colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_bars_add_up_and_nothing_overflows(drawn: Any) -> None:
+    width = drawn.evaluate("document.documentElement.clientWidth")
+    assert drawn.evaluate("document.documentElement.scrollWidth") <= width
+    falls = drawn.evaluate(BOXES)
+    assert len(falls) == 1 + 1 + 3 + 18  # one more lane in the first life
+    for fall in falls:
+        left, right, top, bottom = fall["own"]
+        assert 0 <= left < right <= width
+        for before, after in pairwise(fall["bars"]):
+            assert after[0] == pytest.approx(before[1], abs=0.6)
+        for bar in fall["bars"]:
+            assert left - 0.6 <= bar[0] <= bar[1] <= right + 0.6
+            assert top <= bar[2] < bar[3] <= bottom
+        for text, bar in fall["texts"]:
+            assert bar[0] <= text[0]
+            assert text[1] <= bar[1] + 0.6
+
+
+def test_widths_are_the_times(drawn: Any) -> None:
+    """Request 3 of the study: 1,245 ms of reading and 188.2 ms of refill."""
+    bars = drawn.evaluate(BOXES)[4]["bars"]
+    read, refill, rest = (right - left for left, right, _, _ in bars)
+    assert read / refill == pytest.approx(1245.0 / 188.2, rel=0.02)
+    assert rest / refill == pytest.approx(56.0 / 188.2, rel=0.03)
+
+
+def test_text_can_be_read(drawn: Any) -> None:
+    for text, behind in drawn.evaluate(COLOURS):
+        light, dark = sorted((luminance(text), luminance(behind)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, behind)
+
+
+def test_the_scheme_is_followed(drawn: Any) -> None:
+    ground = luminance(drawn.evaluate("getComputedStyle(document.body).backgroundColor"))
+    dark = drawn.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    assert ground < 0.1 if dark else ground > 0.9
+
+
+def test_fits_are_drawn_inside_their_frames(drawn: Any) -> None:
+    figures = drawn.evaluate(
+        """() => [...document.querySelectorAll('figure svg')].map(s => {
+          const own = s.getBoundingClientRect();
+          const parts = [...s.querySelectorAll('circle, text')].map(c => c.getBoundingClientRect());
+          return [s.querySelectorAll('circle').length,
+            parts.every(c => c.left >= own.left - 1 && c.right <= own.right + 1
+              && c.top >= own.top - 1 && c.bottom <= own.bottom + 1)] })"""
+    )
+    assert [count for count, _ in figures] == [3, 3, 3, 3, 15, 15, 15, 15]
+    assert all(inside for _, inside in figures)
+
+
+def test_there_are_words_for_every_picture(drawn: Any) -> None:
+    named = drawn.evaluate(
+        """() => [...document.querySelectorAll('svg[role=img]')]
+          .every(s => (s.getAttribute('aria-label') || '').length > 8)"""
+    )
+    assert named
+    assert drawn.evaluate("document.querySelectorAll('.bounded-piece').length") == 1
+    assert drawn.evaluate("document.querySelectorAll('.missing-piece').length") == 1
+
+
+def test_a_first_token_that_is_known_is_marked() -> None:
+    request = made.request(
+        0, prompt=9, phases=[made.measured("read", 50.0)], ttft_ms=Value.measured(80.0)
+    )
+    fall = drawing.waterfall(request, full_ms=drawing.extent(request), colours={})
+    assert [t.at for t in fall.markers] == pytest.approx([60.0, 96.0])
