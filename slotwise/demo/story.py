@@ -28,14 +28,23 @@ from slotwise.weights.pack import default_pack_path, write_pack
 from slotwise.weights.shards import open_model
 
 MIB = 1 << 20
-QUESTION = "Give me a short explanation of why the sky is blue."
+QUESTION = "What is the capital of France?"
 PASSAGE = (
     "A lighthouse keeper wrote in his journal every evening. He noted the wind, the height of the "
     "waves and the ships that passed, and he never forgot to write down what he had cooked for "
-    "supper. After forty years there were so many journals that they filled the whole of the "
-    "lower room. Tell me in some detail what a historian could learn from these journals."
+    "supper. When a ship came close he asked its captain for news, and he wrote that down too: the "
+    "price of wheat in the harbour, a wedding, a war that had ended weeks before. In the winter of "
+    "the great storm the lamp went out twice, and both times he climbed the stairs in the dark and "
+    "lit it again with the last of his matches. His daughter kept the books dry with oiled cloth. "
+    "After forty years there were so many journals that they filled the whole of the lower room, "
+    "and when the light was given to a machine the keeper carried them home one by one. They lay "
+    "in a barn until a teacher found them, read them aloud to her class, and sent them to the "
+    "museum of the town. Tell me in some detail what a historian could learn from these journals, "
+    "what they cannot tell, and which other sources one would have to look for."
 )
-ORDER: tuple[RefillPolicy, ...] = ("blocking", "deferred", "deferred", "blocking")
+ORDER: tuple[RefillPolicy, ...] = (
+    *("blocking", "deferred", "deferred", "blocking", "blocking", "deferred"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class Stage:
     progress: Progress
 
     def settings(self, megabytes: int) -> EngineSettings:
-        return EngineSettings(memory=megabytes * MIB, threads=self.threads, context=1024, chunk=256)
+        return EngineSettings(memory=megabytes * MIB, threads=self.threads, context=1024)
 
     def say(self, text: str) -> None:
         self.write(text + "\n")
@@ -115,18 +124,23 @@ def _compare_refills(stage: Stage, answerer: Answerer) -> None:
     experts = answerer.engine.loaded.experts
     if experts is None:
         raise SlotwiseError("the demo's model has no experts")
-    records: dict[RefillPolicy, RequestRecord] = {}
+    records: dict[RefillPolicy, list[RequestRecord]] = {"blocking": [], "deferred": []}
     for policy in ORDER:
         experts.refill_mode = policy
         answerer.engine.forget()
         for _ in answerer.reply(_user(PASSAGE), _greedy(FIRST_TOKENS)):
             pass
-        records[policy] = record = _last(answerer)
-        first = record.time_to_first_token_ns or 0
+        records[policy].append(_last(answerer))
+        first = records[policy][-1].time_to_first_token_ns or 0
         stage.say(f"   {policy:9} first token after {first / 1e6:8,.1f} ms")
-    stage.say("")
-    pair = (records["blocking"], records["deferred"])
+    stage.say("\n   of each the request with the median time to the first token:\n")
+    pair = (_median(records["blocking"]), _median(records["deferred"]))
     _console().print(side_by_side(*pair, names=("blocking", "deferred")))
+
+
+def _median(records: list[RequestRecord]) -> RequestRecord:
+    ordered = sorted(records, key=lambda record: record.time_to_first_token_ns or 0)
+    return ordered[len(ordered) // 2]
 
 
 def _answer(

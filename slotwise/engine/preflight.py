@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from slotwise.engine.loading import blueprint
@@ -31,15 +32,16 @@ def check_model(
     progress: Callable[[int, int], None] | None = None,
 ) -> PreflightReport:
     """Every reason not to run, for the budget given or what `auto` would take."""
+    budget = available().nbytes if memory is None else memory
     return run_preflight(
         path,
         upstairs=Upstairs(
             architectures=ARCHITECTURES,
             requirements=_requirements,
             check_profile=profile_findings,
-            plan=_plan,
+            plan=partial(_plan, budget),
         ),
-        memory=available().nbytes if memory is None else memory,
+        memory=budget,
         profile=profile,
         pack=pack,
         deep=deep,
@@ -58,9 +60,19 @@ def _requirements(model: ModelFile) -> list[TensorSpec]:
 
 
 def _plan(
-    model: ModelFile, layout: ExpertLayout | None, *, context: int, chunk: int, kv_type: str
+    budget: int,
+    model: ModelFile,
+    layout: ExpertLayout | None,
+    *,
+    context: int,
+    chunk: int,
+    kv_type: str,
 ) -> MemoryNeed:
-    settings = EngineSettings(memory=1, context=context, chunk=chunk, kv_type=kv_type)  # type: ignore[arg-type]
+    """The smallest budget, and what `budget` would be spent on."""
+    settings = EngineSettings(memory=max(budget, 1), context=context, chunk=chunk, kv_type=kv_type)  # type: ignore[arg-type]
     plan = blueprint(model).plan(settings)
     parts = ", ".join(f"{name} {nbytes / 2**20:,.0f} MiB" for name, nbytes in plan.parts().items())
+    if layout is not None:
+        parts += f"; {sum(plan.slots):,} expert slots for {layout.n_total:,} experts"
+        parts += f", {plan.scratch / 2**20:,.0f} MiB of them lent to a full chunk of a prompt"
     return MemoryNeed(nbytes=plan.minimum, explanation=parts)

@@ -16,10 +16,11 @@ from rich.text import Text
 
 from slotwise.engine.engine import Engine
 from slotwise.engine.loading import Progress
+from slotwise.engine.preflight import check_model
 from slotwise.engine.sampling import Sampling
 from slotwise.engine.settings import EngineSettings
 from slotwise.engine.text import Answerer, AnswerOptions, Message
-from slotwise.trace.record import RequestRecord
+from slotwise.trace.record import ExpertCounts, RequestRecord
 from slotwise.trace.report import where_time_went
 
 Write = Callable[[str], None]
@@ -57,8 +58,21 @@ def answer_options(options: Mapping[str, Any]) -> AnswerOptions:
 def open_answerer(
     model: Path, options: Mapping[str, Any], progress: Progress | None
 ) -> Iterator[Answerer]:
-    """An engine with its tokenizer; what it fell back to is said on stderr."""
+    """An engine with its tokenizer. Raises Refused with all that `slotwise check` would refuse;
+    its warnings go to stderr."""
     settings = settings_from(options)
+    report = check_model(
+        model,
+        memory=settings.memory,
+        profile=settings.profile,
+        pack=settings.pack,
+        context=settings.context,
+        chunk=settings.chunk,
+        kv_type=settings.kv_type,
+    )
+    report.raise_if_refused()
+    for finding in report.findings:
+        _say(f"{finding.level}: {finding}")
     with Engine.open(model, settings, trace=options.get("trace"), progress=progress) as engine:
         yield Answerer(engine)
 
@@ -97,6 +111,7 @@ def answer_once(
             output.write("\n")
             if record is not None and not output.quiet:
                 Console(stderr=True).print(where_time_went(record))
+                _say(summary_line(record))
         return cancel.is_set()
 
 
@@ -132,10 +147,7 @@ def hold_conversation(
             write("\n")
             messages.append({"role": "assistant", "content": "".join(answer)})
             if answerer.last_record is not None and not quiet:
-                line = Text(
-                    summary_line(answerer.last_record), style="dim"
-                )  # no markup: it has brackets
-                Console(stderr=True).print(line)
+                _say(summary_line(answerer.last_record))
 
 
 def _lines() -> Iterator[str]:
@@ -160,4 +172,17 @@ def summary_line(record: RequestRecord) -> str:
     line = f"[first token: {shown}; prompt {t.prompt} = {t.reused} reused + {t.read} read + 1"
     if record.decode and record.decode.wall_ns:
         line += f"; {record.decode.tokens / (record.decode.wall_ns / 1e9):.1f} tokens/s"
+    if rate := hit_rate(record.decode_experts):
+        line += f"; {rate:.0%} of decode's experts were in the {record.settings.expert_slots} slots"
     return line + "]"
+
+
+def hit_rate(counts: ExpertCounts) -> float | None:
+    """Share of routed experts that needed no read; None where nothing was routed."""
+    hits, misses = counts.hits or 0, counts.misses or 0
+    return hits / (hits + misses) if hits + misses else None
+
+
+def _say(line: str) -> None:
+    """On stderr, without markup: the lines have brackets."""
+    Console(stderr=True).print(Text(line, style="dim"))

@@ -36,7 +36,7 @@ class Tracing:
         if name != "expert_read":
             return
         self.lanes.record(
-            str(fields["lane"]),
+            f"io.{fields['lane']}",
             f"{fields['purpose']} failed" if fields["error"] else str(fields["purpose"]),
             int(str(fields["start_ns"])),
             int(str(fields["end_ns"])),

@@ -205,7 +205,11 @@ def _pack(subject: _Subject) -> Iterable[Finding]:
         return []
     folder = subject.pack or default_pack_path(subject.model)
     deep, progress = subject.deep, subject.progress
-    return check_pack(folder, subject.model, subject.layout, deep=deep, progress=progress)
+    findings = check_pack(folder, subject.model, subject.layout, deep=deep, progress=progress)
+    if subject.pack is None:
+        return findings
+    # A pack that was asked for by name and is not there is no fallback.
+    return [replace(finding, level="refusal") for finding in findings]
 
 
 def _plan(subject: _Subject) -> tuple[MemoryNeed | None, list[Finding]]:
