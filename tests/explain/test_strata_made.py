@@ -212,6 +212,14 @@ def test_no_difference_across_a_restart(marked: bool) -> None:
         assert [r.first_of_life for r in life.requests] == [True, False]
 
 
+def test_a_restart_before_the_last_request_is_seen() -> None:
+    text = timing(4096, 9000) + summary(4097, 1010) + timing(4096, 8800) + summary(4097, 1010)
+    first, second = lives(text)
+    assert [r.first_of_life for r in (*first.requests, *second.requests)] == [True, True]
+    assert second.capabilities["prefill timing"]
+    assert any("restarted" in note for note in second.notes)
+
+
 def test_lives_appended_to_one_file() -> None:
     up = (
         "strata generate: loaded 46.84 GiB at 1.27 GiB/s\n"

@@ -1,45 +1,35 @@
-"""Strata engine logs, all versions and forks, as a state machine over lines.
+"""Strata engine logs, all versions and forks: what each kind of line does to the state.
 
-A request is everything from the lines before its `request` up to its summary; the lines
-after a summary still belong to it. Without the trace only the summary delimits requests.
-One life is one engine: its start line, or its counters falling, begins the next.
+How lines become requests and lives is in `strata_state`, their formats in `strata_grammar`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import isfinite
 from re import Match
 
 from slotwise.explain.readers import strata_grammar as g
 from slotwise.explain.readers import strata_prefill as prefill
 from slotwise.explain.readers.base import Unknown
-from slotwise.explain.readers.strata_draft import Draft, Summary, add
-from slotwise.explain.readers.strata_life import LifeState
+from slotwise.explain.readers.strata_draft import Summary, add
 from slotwise.explain.readers.strata_request import measured
-from slotwise.explain.record import Life
+from slotwise.explain.readers.strata_state import StrataState
 
 RUNS_LIMIT = 8192
 """Prefill lines kept for one request; a longer row of them is cut."""
 _LETTERS = b"strace:windo"
 
 
-class StrataReader:
+class StrataReader(StrataState):
     """Reader of the dialect ``strata``."""
 
     name = "strata"
     bulk = b"strata trace: window "
 
     def __init__(self, file: str) -> None:
-        self.file = file
+        super().__init__(file)
         self.unknown = Unknown(g.VOCABULARY)
-        self.done_lives: list[Life] = []
-        self.life = LifeState(file, 0)
-        self.draft = Draft()
-        self.held: Draft | None = None
-        """The last request with a summary: lines after the summary still belong to it."""
-        self.no = 0
         self._run_comment = ""
         self._heads: dict[str, Callable[[str], bool]] = {
             "strata trace": self._trace,
@@ -109,115 +99,53 @@ class StrataReader:
             self.feed(line_no, first)
             rows -= self.draft.window_tokens
             lines -= self.draft.windows
-        draft = self._touch(line_no + seen - 1, line_no)
+        draft = self.touch(line_no + seen - 1, line_no)
         draft.windows += lines
         draft.window_tokens += rows
         return seen
-
-    def finish(self) -> list[Life]:
-        """The lives so far; feeding may go on afterwards."""
-        life, lives = self.life.copy(), self.done_lives
-        for draft in self._unsettled(self.held, self.draft):
-            life.add(draft)
-        return [*lives, life.build()] if life.seen_anything or not lives else list(lives)
-
-    # --- requests and lives
-
-    def _touch(self, last: int | None = None, first: int | None = None) -> Draft:
-        draft = self.draft
-        draft.last = last or self.no
-        if not draft.first:
-            draft.first = first or self.no
-        return draft
-
-    def _unsettled(self, held: Draft | None, draft: Draft) -> list[Draft]:
-        """Requests to build when the log ends here, in order."""
-        out: list[Draft] = []
-        if held is not None:
-            if draft.runs and not draft.traced and not draft.done and _fits(draft, held):
-                held = _joined(held, draft)
-                draft = Draft()
-            out.append(held)
-        if draft.is_request:
-            out += _cut_runs(draft)
-        return out
-
-    def _flush(self) -> None:
-        for draft in self._unsettled(self.held, self.draft):
-            self._add(draft)
-        self.held, self.draft = None, Draft()
-
-    def _add(self, draft: Draft) -> None:
-        if self.life.counter_fell(draft):
-            self._close_life(draft.first, note="host staging fell: the engine had restarted")
-        self.life.add(draft)
-
-    def _close_life(self, first_line: int, note: str = "") -> None:
-        if self.life.seen_anything:
-            self.done_lives.append(self.life.build())
-        self.life = LifeState(self.file, first_line)
-        if note:
-            self.life.notes.append(note)
-
-    def _new_life(self) -> None:
-        self._flush()
-        self._close_life(self.no)
-
-    def _summarised(self) -> None:
-        """The draft has its summary: it waits for trailing lines, the one before is final."""
-        draft, held = self.draft, self.held
-        if held is not None:
-            if _fits(draft, held) and not draft.traced and not _fits_own(draft):
-                held = _joined(held, draft)
-                draft.runs, draft.setup_ms = [], None
-            self._add(held)
-        self.held, self.draft = draft, Draft()
 
     # --- strata trace
 
     def _trace(self, text: str) -> bool:
         for pattern, take in self._trace_lines.get(text.partition(" ")[0], ()):
             if match := pattern.match(text):
-                self.life.trace_lines = True
                 take(match)
                 return True
         return self._trace_rest(text)
 
     def _on_request(self, match: Match[str]) -> None:
         if self.draft.is_request:
-            self._flush()
-        draft = self._touch()
+            self.flush()
+        draft = self.touch()
         draft.n, draft.images = int(match[1]), match[2] == "1"
 
     def _on_read(self, match: Match[str]) -> None:
-        self._touch().read(int(match[1]), match[2].strip(), float(match[3]))
+        self.touch().read(int(match[1]), match[2].strip(), float(match[3]))
 
     def _on_lent(self, match: Match[str]) -> None:
-        self._touch().lent(int(match[1]), float(match[3]))
-        self.life.lent_lines = True
+        self.touch().lent(int(match[1]), float(match[3]))
 
     def _on_refill_start(self, match: Match[str]) -> None:
-        self._touch().open_refill += int(match[1])
+        self.touch().open_refill += int(match[1])
 
     def _on_refilled(self, match: Match[str]) -> None:
-        self._touch().refilled(int(match[1]), float(match[3]))
-        self.life.refilled_lines = True
+        self.touch().refilled(int(match[1]), float(match[3]))
 
     def _on_window(self, match: Match[str]) -> None:
-        draft, rows = self._touch(), int(match[2])
+        draft, rows = self.touch(), int(match[2])
         if draft.first_window is None:
             draft.first_window = (int(match[1]), rows)
         draft.windows += 1
         draft.window_tokens += rows
 
     def _on_prompt_done(self, _: Match[str]) -> None:
-        self._touch().prompt_done = True
+        self.touch().prompt_done = True
 
     def _on_nothing(self, _: Match[str]) -> None:
-        self._touch()
+        self.touch()
 
     def _on_interleave(self, match: Match[str]) -> None:
-        self._touch().interleaved += float(match[2])
+        self.touch().interleaved += float(match[2])
 
     def _trace_rest(self, text: str) -> bool:
         if g.FREE_AFTER.match(text):
@@ -233,31 +161,24 @@ class StrataReader:
         elif text.startswith("conversation cache: "):
             return self._conversation_cache(text)
         elif match := g.HIT_RATE.match(text):
-            target = self._tail()
+            target = self.tail()
             target.facts["decode hit rate %"] = measured(float(match[1]))
             self.life.pcie_tail |= match[4] is not None
         elif match := g.SUFFIX_DRAFTS.match(text):
-            self._tail().facts["suffix drafts accepted"] = measured(int(match[2]))
+            self.tail().facts["suffix drafts accepted"] = measured(int(match[2]))
         elif match := g.TIERS.match(text):
-            target = self._tail()
+            target = self.tail()
             target.facts["file blobs"] = self.life.tier("file blobs", float(match[3]))
             target.facts["file MB"] = self.life.tier("file MB", float(match[4]))
         elif match := g.RESIDENT_RAM.match(text):
-            self._tail().facts["file blobs (resident RAM)"] = self.life.tier(
+            self.tail().facts["file blobs (resident RAM)"] = self.life.tier(
                 "file blobs (resident RAM)", float(match[1])
             )
         elif g.NO_PROGRESS.match(text):
-            self._touch().failed = True
+            self.touch().failed = True
         else:
             return self.life.serve_line(text)
         return True
-
-    def _tail(self) -> Draft:
-        """The request that lines after a summary belong to."""
-        if self.held is not None:
-            self.held.last = max(self.held.last, self.no)
-            return self.held
-        return self._touch()
 
     def _summary(self, match: Match[str]) -> None:
         read = int(match[3])
@@ -280,17 +201,17 @@ class StrataReader:
         draft = self.draft
         if draft.n is not None and draft.n != summary.prompt:
             draft.warn("the next summary line is about another prompt")
-            self._flush()
+            self.flush()
         elif draft.done is not None and draft.done.prompt != summary.prompt:
-            self._flush()
-        self._touch().summary = summary
-        self._summarised()
+            self.flush()
+        self.touch().summary = summary
+        self.summarised()
 
     def _conversation_cache(self, text: str) -> bool:
         if match := g.PARKED.match(text):
-            add(self._touch().caches, "conversation parked", float(match[2]))
+            add(self.touch().caches, "conversation parked", float(match[2]))
         elif match := g.RESTORED.match(text):
-            add(self._touch().caches, "conversation restored", float(match[2]))
+            add(self.touch().caches, "conversation restored", float(match[2]))
         else:
             return g.CACHE_OTHER.match(text) is not None
         return True
@@ -301,21 +222,18 @@ class StrataReader:
         if run := prefill.parse_run(text):
             run.line = self.no
             if len(self.draft.runs) >= RUNS_LIMIT:
-                self._flush()
-            self._touch().runs.append(run)
-            self.life.prefill_lines = True
-            self.life.chunk_lines |= run.kind == "chunk"
+                self.flush()
+            self.touch().runs.append(run)
             return True
         runs = self.draft.runs
         if text.startswith("host: ") and runs:
-            self.life.host_lines = True
             return prefill.add_host(runs[-1], text)
         if match := g.SETUP.match(text):
-            draft = self._touch()
+            draft = self.touch()
             draft.setup_ms = (draft.setup_ms or 0.0) + float(match[2])
             return True
         if match := g.PEER_EXPERTS.match(text):
-            self._touch().facts["peer-streamed experts"] = measured(int(match[1]))
+            self.touch().facts["peer-streamed experts"] = measured(int(match[1]))
             return True
         return False
 
@@ -334,22 +252,21 @@ class StrataReader:
         if match is None:
             return False
         if self.draft.decode is not None:
-            self._flush()
-        self._touch().decode = tuple(float(x) if x else 0.0 for x in match.groups())
-        self.life.decode_lines = True
+            self.flush()
+        self.touch().decode = tuple(float(x) if x else 0.0 for x in match.groups())
         return True
 
     # --- batch mode, start-up, server, stdout
 
     def _batch(self, text: str) -> bool:
         if match := g.BATCH_PARTS.match(text):
-            self._touch().between_parts = float(match[2])
+            self.touch().between_parts = float(match[2])
         elif match := g.BATCH_TAKES.match(text):
-            add(self._touch().outside, "slot takes the sequence", float(match[3]))
+            add(self.touch().outside, "slot takes the sequence", float(match[3]))
         elif match := g.BATCH_BACK.match(text):
-            add(self._touch().caches, "slot hand-back", float(match[3]))
+            add(self.touch().caches, "slot hand-back", float(match[3]))
         elif match := g.BATCH_YIELD.match(text):
-            add(self._touch().outside, "slot holds the prompt", float(match[3]))
+            add(self.touch().outside, "slot holds the prompt", float(match[3]))
         else:
             return text.startswith(("restoring slot ", "BYIELD ")) or " windows, avg " in text
         self.life.batch_lines = True
@@ -357,22 +274,22 @@ class StrataReader:
 
     def _generate(self, text: str) -> bool:
         if match := g.ONE_SHOT.match(text):
-            self._flush()
-            draft = self._touch()
+            self.flush()
+            draft = self.touch()
             draft.read(int(match[1]), "one-shot", float(match[3]))
             for name, group in (("experts streamed", 5), ("experts by DMA", 6), ("resident", 8)):
                 draft.facts[name] = measured(int(match[group]))
             return True
         if match := g.ONE_SHOT_REFILL.match(text):
-            self._touch().refilled(int(match[1]), float(match[2]))
+            self.touch().refilled(int(match[1]), float(match[2]))
             return True
         if g.FIRST_LINES.match(text) and (self.life.up or self.life.has_requests or self.held):
-            self._new_life()
+            self.new_life()
         return self.life.generate_line(text, self.no)
 
     def _server(self, text: str) -> bool:
         if match := g.STARTED.match(text):
-            self._new_life()
+            self.new_life()
             self.life.start_header(match[1])
             return True
         if match := g.SERVER_REQUEST.match(text):
@@ -390,13 +307,13 @@ class StrataReader:
         if self.draft.traced or self.draft.done:
             return
         prompt, reused = int(match[1]), int(match[2])
-        draft = self._touch()
+        draft = self.touch()
         read = max(0, prompt - reused)
         draft.summary = Summary(prompt, reused, read, read, float(match[4]), int(match[3]), 0.0)
         draft.facts["total_ms"] = measured(float(match[5]))
         draft.total_ms = float(match[5])
         draft.no_decode_clock = True
-        self._summarised()
+        self.summarised()
 
     def _other(self, line: str) -> bool:
         word = line.partition(" ")[0].rstrip()
@@ -404,26 +321,26 @@ class StrataReader:
             self._done(match)
             return True
         if word == "PP" and (match := g.PP.match(line)):
-            self._touch().last_pp = float(match[3])
+            self.touch().last_pp = float(match[3])
             return True
         if word in ("ERR", "FATAL"):
             if self.draft.is_request:
-                self._touch().failed = True
+                self.touch().failed = True
             return True
         if word == "#" and (match := g.MEASURED_COMMENT.match(line)):
             if self._run_comment not in ("", match[1]):
-                self._new_life()
+                self.new_life()
                 self.life.notes.append("a new run by the comment lines of the file")
             elif self.draft.done:
-                self._flush()
+                self.flush()
             self._run_comment = match[1]
-            self._touch().facts["measured"] = measured(int(match[2] == "True"))
+            self.touch().facts["measured"] = measured(int(match[2] == "True"))
             return True
         return word in g.PROTOCOL or not line.strip() or line.startswith((" " * 8, "#"))
 
     def _done(self, match: Match[str]) -> None:
         if self.draft.done is not None:
-            self._flush()
+            self.flush()
         tail = match[9].split()
         generated, prompt, reused = int(match[1]), int(match[2]), int(match[8])
         planned = max(0, prompt - reused)
@@ -447,8 +364,7 @@ class StrataReader:
         if late and held and held.summary and held.summary.prompt == prompt:
             held.done, held.last = done, self.no
         else:
-            self._touch().done = done
-        self.life.done_lines = True
+            self.touch().done = done
 
 
 def _bare(line: str) -> str:
@@ -466,49 +382,3 @@ def _rates(read: str, decode: str) -> tuple[float, float] | None:
     except ValueError:
         return None
     return rates if all(map(isfinite, rates)) else None
-
-
-def _run_tokens(draft: Draft) -> int:
-    return max(
-        (sum(r.tokens for r in draft.runs if r.kind == kind) for kind in ("run", "chunk")),
-        default=0,
-    )
-
-
-def _fits(draft: Draft, held: Draft) -> bool:
-    """Whether the draft's prefill lines are those of the request before it."""
-    if not draft.runs or held.runs or held.summary is None:
-        return False
-    return 0 <= held.summary.planned - 1 - _run_tokens(draft) <= 64
-
-
-def _fits_own(draft: Draft) -> bool:
-    summary = draft.summary
-    return summary is not None and _run_tokens(draft) <= summary.planned
-
-
-def _joined(held: Draft, draft: Draft) -> Draft:
-    late = "its prefill timing lines come after its summary line"
-    return replace(
-        held,
-        runs=draft.runs,
-        setup_ms=draft.setup_ms,
-        last=max(held.last, draft.last),
-        warnings=[*held.warnings, late],
-    )
-
-
-def _cut_runs(draft: Draft) -> list[Draft]:
-    """Several requests' prefill lines with no line between them that tells of a request."""
-    if draft.traced or draft.summary or draft.done or len(draft.runs) < 4:
-        return [draft]
-    groups = prefill.separate(draft.runs)
-    if len(groups) < 2:
-        return [draft]
-    out: list[Draft] = []
-    for runs in groups:
-        last = min(draft.last, runs[-1].line + 1)
-        part = Draft(first=runs[0].line, last=last, runs=runs)
-        part.warnings.append("no request line: cut where a first stage's line ends a read")
-        out.append(part)
-    return out

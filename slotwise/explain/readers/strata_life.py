@@ -72,7 +72,7 @@ class LifeState:
         return self.counters.delta(name, [value])
 
     def add(self, draft: Draft) -> None:
-        self.first_line = self.first_line or draft.first
+        self._note_kinds(draft)
         view = LifeView(
             index=len(self.requests),
             lent_lines=self.lent_lines,
@@ -84,6 +84,18 @@ class LifeState:
         request = build(draft, view)
         self.split = self.split or any(phase.lane == "stage 0" for phase in request.phases)
         self.requests.append(request)
+
+    def _note_kinds(self, draft: Draft) -> None:
+        self.first_line = self.first_line or draft.first
+        self.trace_lines |= draft.traced
+        self.lent_lines |= "lend" in draft.parts
+        self.refilled_lines |= "refill" in draft.parts
+        self.decode_lines |= draft.decode is not None
+        self.done_lines |= draft.done is not None
+        if draft.runs:
+            self.prefill_lines = True
+            self.host_lines |= any(run.has_host for run in draft.runs)
+            self.chunk_lines |= any(run.kind == "chunk" for run in draft.runs)
 
     # --- start-up lines
 

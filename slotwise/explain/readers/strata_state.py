@@ -1,0 +1,142 @@
+"""How Strata's lines become requests and lives.
+
+A request is everything from the lines before its `request` up to its summary; the lines
+after a summary still belong to it. Without the trace only the summary delimits requests.
+One life is one engine: its start line, or its counters falling, begins the next.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from slotwise.explain.readers import strata_prefill as prefill
+from slotwise.explain.readers.strata_draft import Draft
+from slotwise.explain.readers.strata_life import LifeState
+from slotwise.explain.record import Life
+
+
+class StrataState:
+    """The request being read, the one before it, and the lives so far."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.done_lives: list[Life] = []
+        self.life = LifeState(file, 0)
+        self.draft = Draft()
+        self.held: Draft | None = None
+        """The last request with a summary: lines after the summary still belong to it."""
+        self.no = 0
+
+    def finish(self) -> list[Life]:
+        """The lives so far; feeding may go on afterwards."""
+        end = copy.copy(self)
+        end.done_lives, end.life = list(self.done_lives), self.life.copy()
+        for draft in self.unsettled(self.held, self.draft):
+            end.add(draft)
+        if end.life.seen_anything or not end.done_lives:
+            end.done_lives.append(end.life.build())
+        return end.done_lives
+
+    def touch(self, last: int | None = None, first: int | None = None) -> Draft:
+        draft = self.draft
+        draft.last = last or self.no
+        if not draft.first:
+            draft.first = first or self.no
+        return draft
+
+    def unsettled(self, held: Draft | None, draft: Draft) -> list[Draft]:
+        """Requests to build when the log ends here, in order."""
+        out: list[Draft] = []
+        if held is not None:
+            if draft.runs and not draft.traced and not draft.done and _fits(draft, held):
+                held = _joined(held, draft)
+                draft = Draft()
+            out.append(held)
+        if draft.is_request:
+            out += _cut_runs(draft)
+        return out
+
+    def flush(self) -> None:
+        for draft in self.unsettled(self.held, self.draft):
+            self.add(draft)
+        self.held, self.draft = None, Draft()
+
+    def add(self, draft: Draft) -> None:
+        if self.life.counter_fell(draft):
+            self.close_life(draft.first, note="host staging fell: the engine had restarted")
+        self.life.add(draft)
+
+    def close_life(self, first_line: int, note: str = "") -> None:
+        if self.life.seen_anything:
+            self.done_lives.append(self.life.build())
+        self.life = LifeState(self.file, first_line)
+        if note:
+            self.life.notes.append(note)
+
+    def new_life(self) -> None:
+        self.flush()
+        self.close_life(self.no)
+
+    def summarised(self) -> None:
+        """The draft has its summary: it waits for trailing lines, the one before is final."""
+        draft, held = self.draft, self.held
+        if held is not None:
+            if _fits(draft, held) and not draft.traced and not _fits_own(draft):
+                held = _joined(held, draft)
+                draft.runs, draft.setup_ms = [], None
+            self.add(held)
+        self.held, self.draft = draft, Draft()
+
+    def tail(self) -> Draft:
+        """The request that lines after a summary belong to."""
+        if self.held is not None:
+            self.held.last = max(self.held.last, self.no)
+            return self.held
+        return self.touch()
+
+
+def _run_tokens(draft: Draft) -> int:
+    return max(
+        (sum(r.tokens for r in draft.runs if r.kind == kind) for kind in ("run", "chunk")),
+        default=0,
+    )
+
+
+def _fits(draft: Draft, held: Draft) -> bool:
+    """Whether the draft's prefill lines are those of the request before it."""
+    if not draft.runs or held.runs or held.summary is None:
+        return False
+    return 0 <= held.summary.planned - 1 - _run_tokens(draft) <= 64
+
+
+def _fits_own(draft: Draft) -> bool:
+    summary = draft.summary
+    return summary is not None and _run_tokens(draft) <= summary.planned
+
+
+def _joined(held: Draft, draft: Draft) -> Draft:
+    late = "its prefill timing lines come after its summary line"
+    return replace(
+        held,
+        runs=draft.runs,
+        setup_ms=draft.setup_ms,
+        last=max(held.last, draft.last),
+        warnings=[*held.warnings, late],
+    )
+
+
+def _cut_runs(draft: Draft) -> list[Draft]:
+    """Several requests' prefill lines with no line between them that tells of a request."""
+    if draft.traced or draft.summary or draft.done or len(draft.runs) < 4:
+        return [draft]
+    groups = prefill.separate(draft.runs)
+    if len(groups) < 2:
+        return [draft]
+    out: list[Draft] = []
+    for runs in groups:
+        last = min(draft.last, runs[-1].line + 1)
+        part = Draft(first=runs[0].line, last=last, runs=runs)
+        part.warnings.append("no request line: cut where a first stage's line ends a read")
+        out.append(part)
+    return out
