@@ -50,6 +50,7 @@ def plain(value: Any) -> Any:
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    if isinstance(value, float):
+        # twelve digits: what a clock told, without the dust of binary subtraction
+        return float(f"{value:.12g}") if math.isfinite(value) else None
     return value
