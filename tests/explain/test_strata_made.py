@@ -269,6 +269,50 @@ def test_a_french_fork_s_lines() -> None:
     assert left(request, "GPU timeline - named phases") == 0
 
 
+def test_a_fork_that_prints_only_json_phases() -> None:
+    request = one(
+        'strata prefill phases: {"gpu_timeline_ms": 9.5, "phase_ms": {"gdn": 5.25, "ple": 4.0}}\n'
+        'strata prefill transfer: {"dma_active_ms": 7.5, "expert_bytes": 100, "who": "x"}\n'
+        + summary(1001, 1010)
+    )
+    assert phase(request, "gpu: gdn", "gpu timeline").ms.value == 5.25
+    assert left(request, "GPU timeline - named phases") == 0.25
+    assert request.facts["dma_active_ms"].value == 7.5
+    assert "who" not in request.facts
+
+
+def test_peer_gpu_phases_are_a_lane_of_their_own() -> None:
+    request = one(
+        timing(1000, 5)
+        + "strata prefill timing (peer GPU, ms): gather 12 gemm gate/up 30; MoE layers 48, "
+        "rows/layer 10 of 20 cap, experts/layer 5, over the cap 0\n"
+        "strata prefill timing: peer-streamed experts 480 (10 per MoE layer)\n"
+        + summary(1001, 1010)
+    )
+    assert phase(request, "peer: gemm gate/up", "peer gpu").ms.value == 30
+    assert request.facts["peer-streamed experts"].value == 480
+
+
+def test_a_host_clock_is_said() -> None:
+    text = "strata generate: session is up (engine 0.1.40-vulkan)\n" + timing(1000, 5)
+    request = one(text + summary(1001, 1010))
+    assert "host clock" in phase(request, "gpu: gdn", "gpu timeline").contains
+
+
+def test_a_stall_is_a_failed_request() -> None:
+    line = "strata serve: no progress for 90 s during a request (reading) - stopping the engine"
+    request = one(line + "\n")
+    assert (request.status, request.prompt_ms.how) == ("failed", "missing")
+
+
+def test_what_no_request_follows_is_noted() -> None:
+    text = summary(101, 90)
+    text += "strata serve: conversation cache: parked 9 tokens in 12.0 ms; parked=1\n"
+    (life,) = lives(text)
+    assert len(life.requests) == 1
+    assert any("not followed" in note for note in life.notes)
+
+
 def test_a_short_prompt_on_a_split_is_two_stages() -> None:
     quiet = timing(1000, 5, wall=950).replace("chunk 2 ms", "chunk 0 ms")
     quiet = quiet.replace("progress) 3 ms", "progress) 0 ms")
@@ -429,6 +473,10 @@ def test_any_order_of_lines_is_survived(found: list[str]) -> None:
         reader.feed(number, line)
         if number == 7:
             reader.finish()
+    untouched = StrataReader("x.log")
+    for number, line in enumerate(found, 1):
+        untouched.feed(number, line)
+    assert untouched.finish() == reader.finish()
     once, twice = reader.finish(), reader.finish()
     assert once == twice
     closed(Reading(lives=tuple(once)))

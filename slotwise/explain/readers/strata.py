@@ -37,7 +37,7 @@ class StrataReader(StrataState):
             "strata prefill timing": self._prefill,
             "strata prefill timing (peer GPU, ms)": self._peer,
             "strata prefill phases": self._prefill_json,
-            "strata prefill transfer": lambda _: True,
+            "strata prefill transfer": self._transfer,
             "strata decode timing": self._decode,
             "strata generate": self._generate,
             "strata batch": self._batch,
@@ -245,7 +245,17 @@ class StrataReader(StrataState):
         return True
 
     def _prefill_json(self, text: str) -> bool:
-        return bool(self.draft.runs) and prefill.add_json(self.draft.runs[-1], text)
+        data = prefill.parse_json(text)
+        return data is not None and prefill.merge_json(self.touch().runs, data)
+
+    def _transfer(self, text: str) -> bool:
+        data = prefill.parse_json(text)
+        if data is None:
+            return False
+        for key in g.TRANSFER_KEYS:
+            if (value := prefill.number(data, key)) is not None:
+                self.touch().facts[key] = measured(value)
+        return True
 
     def _decode(self, text: str) -> bool:
         match = g.DECODE.match(text)

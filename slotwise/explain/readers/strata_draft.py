@@ -96,7 +96,13 @@ class Draft:
     def is_request(self) -> bool:
         """Whether anything but lines that come before a request has been seen."""
         return bool(
-            self.traced or self.summary or self.done or self.runs or self.decode or self.windows
+            self.traced
+            or self.summary
+            or self.done
+            or self.runs
+            or self.decode
+            or self.windows
+            or self.failed
         )
 
     def lent(self, slots: int, ms: float) -> None:

@@ -58,6 +58,12 @@ PEER_EXPERTS = re.compile(rf"peer-streamed experts {INT} ")
 PHASE = re.compile(rf"\s*,?\s*([A-Za-z][^()%]{{0,60}}?) {NUM}(?: ms)? \({NUM}%\)")
 PEER_PHASE = re.compile(rf"\s*([A-Za-z][A-Za-z0-9 +/_-]{{0,40}}?) {NUM}(?=\s|;|$)")
 
+TRANSFER_KEYS = (
+    "expert_copies", "expert_bytes", "dma_active_ms", "copy_span_ms", "host_copy_worker_ms",
+    "ple_preload_ms",
+)  # fmt: skip
+"""Of the Xe fork's transfer line: copies overlap the GPU, so these are facts, not phases."""
+
 # --- STRATA_DECODE_TIMING=1, after "strata decode timing: "
 DECODE = re.compile(
     rf"{INT} windows, avg T {NUM}, {NUM} tokens/window,[^=]*? {NUM} ms/window = verify {NUM} "

@@ -35,7 +35,7 @@ class LifeState:
     def __init__(self, file: str, first_line: int) -> None:
         self.file, self.first_line = file, first_line
         self.version = ""
-        self.up = self.headed = False
+        self.up = self.headed = self.host_clock = False
         self.facts: dict[str, Value] = {}
         self.requests: list[Request] = []
         self.notes: list[str] = []
@@ -49,7 +49,8 @@ class LifeState:
     def copy(self) -> LifeState:
         """A copy to which requests can be added without touching this one."""
         other = copy.copy(self)
-        other.requests, other.counters = list(self.requests), self.counters.copy()
+        other.requests, other.notes = list(self.requests), list(self.notes)
+        other.counters = self.counters.copy()
         return other
 
     @property
@@ -77,7 +78,9 @@ class LifeState:
             index=len(self.requests),
             lent_lines=self.lent_lines,
             own_buffers=self.own_buffers,
-            host_clock="vulkan" in self.version,
+            prefill_lines=self.prefill_lines,
+            decode_lines=self.decode_lines,
+            host_clock=self.host_clock,
             split=self.split,
             counters=self.counters,
         )
@@ -109,12 +112,15 @@ class LifeState:
         self.first_line = self.first_line or line_no
         if match := g.ENGINE_UP.match(text):
             self.version, self.up = match[1], True
+            self.host_clock |= "vulkan" in match[1]
         elif match := g.CACHE_SLOTS.match(text):
             slots, size = int(match[1]), float(match[2]) * GIB
             self.facts["slots"] = measured(slots)
             if slots > 0:
                 why = "VRAM of the expert cache / its slots; printed to 0.01 GiB"
                 self.facts["slot bytes"] = Value.derived(round(size / slots), why)
+        elif text.startswith("GPU 0: ") and "vulkan" in text.lower():
+            self.host_clock = True
         return True
 
     def serve_line(self, text: str) -> bool:
@@ -149,13 +155,14 @@ class LifeState:
             "batch": self.batch_lines,
             "protocol lines": self.done_lines,
             "layer split": self.split,
+            "GPU timeline by a host clock": self.host_clock,
         }
 
     def build(self) -> Life:
         missing = [
             text
             for text, there in (
-                (NO_TRACE, self.trace_lines),
+                (NO_TRACE, self.trace_lines or self.trace_switch),
                 (NO_PREFILL, self.prefill_lines),
                 (NO_DECODE, self.decode_lines),
                 (NO_CLIENT, False),

@@ -7,9 +7,10 @@ overlap; `Counters` turns counters that only grow into differences inside one en
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from slotwise.explain.readers import strata_grammar as g
 from slotwise.explain.record import Phase, Value, safe_name
@@ -36,6 +37,7 @@ class Run:
     ple: float | None = None
     has_host: bool = False
     line: int = 0
+    exact: bool = False
     peer: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -80,27 +82,54 @@ def add_host(run: Run, text: str) -> bool:
     return True
 
 
-def add_json(run: Run, text: str) -> bool:
-    """The Xe fork's exact phase times of the run before it."""
+def parse_json(text: str) -> dict[str, Any] | None:
+    """The object of a ``strata prefill phases:`` or ``transfer:`` line, if it is one."""
     if len(text) > JSON_LIMIT:
-        return False
+        return None
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    phases = data.get("phase_ms") if isinstance(data, dict) else None
-    if not isinstance(phases, dict):
-        return False
-    kept: dict[str, float] = {}
-    for key, ms in list(phases.items())[:PHASE_LIMIT]:
-        name = safe_name(key)
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def number(data: Mapping[str, Any], key: str) -> float | None:
+    value = data.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if 0 <= value < 1e15 else None
+
+
+def run_of_json(data: Mapping[str, Any]) -> Run | None:
+    """The Xe fork's exact phase times as a run of their own."""
+    phases, gpu = data.get("phase_ms"), number(data, "gpu_timeline_ms")
+    if not isinstance(phases, dict) or gpu is None:
+        return None
+    run = Run(0, gpu, number(data, "wall_ms"), None, {})
+    for key in list(phases)[:PHASE_LIMIT]:
+        name, ms = safe_name(key), number(phases, key)
         if name is None:
             run.hidden_names += 1
-        elif isinstance(ms, int | float) and 0 < ms < 1e12:
-            kept[name] = float(ms)
-    gpu = data.get("gpu_timeline_ms")
-    if kept and isinstance(gpu, int | float) and abs(gpu - run.gpu) <= 1:
-        run.phases, run.gpu = kept, float(gpu)
+        elif ms:
+            run.phases[name] = ms
+    run.setup = number(data, "host_setup_ms")
+    run.waiting = number(data, "host_chunk_wait_ms") or 0.0
+    run.after = number(data, "host_after_chunk_ms") or 0.0
+    run.has_host, run.exact = run.setup is not None, True
+    return run
+
+
+def merge_json(runs: list[Run], data: Mapping[str, Any]) -> bool:
+    """Make the last run exact; a run with no text line before it is one of its own."""
+    found = run_of_json(data)
+    if found is None:
+        return False
+    last = runs[-1] if runs else None
+    if last is None or last.exact or abs(last.gpu - found.gpu) > 1:
+        runs.append(found)
+    else:
+        last.phases, last.gpu, last.exact = found.phases, found.gpu, True
+        last.hidden_names += found.hidden_names
     return True
 
 
@@ -154,7 +183,7 @@ def first_stage(plain: Sequence[Run], total: int | None) -> list[Run]:
     for run in reversed(quiet or plain):
         others = everything - run.tokens
         known = total is None or abs(total - run.tokens) <= 64
-        enough = len(plain) > 2 or total is not None
+        enough = total is not None or (len(plain) > 2 and others == run.tokens)
         if known and enough and run.tokens > 0 and others % run.tokens == 0 and others:
             return [run]
     if total and everything >= 2 * total - 64 and quiet and len(quiet) < len(plain):

@@ -44,6 +44,8 @@ class LifeView:
     index: int
     lent_lines: bool
     own_buffers: bool
+    prefill_lines: bool
+    decode_lines: bool
     host_clock: bool
     split: bool
     counters: prefill.Counters
@@ -395,8 +397,8 @@ class _Builder:
         return _reasons(
             not d.traced,
             d.traced and batched and not view.lent_lines and d.open_refill > 0,
-            not d.runs and (batched or not d.traced),
-            d.decode is None,
+            not d.runs and (batched or not (d.traced or view.prefill_lines)),
+            d.decode is None and not view.decode_lines,
             self.sum is None,
         )
 

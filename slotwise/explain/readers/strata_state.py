@@ -32,7 +32,7 @@ class StrataState:
         """The lives so far; feeding may go on afterwards."""
         end = copy.copy(self)
         end.done_lives, end.life = list(self.done_lives), self.life.copy()
-        for draft in self.unsettled(self.held, self.draft):
+        for draft in end.unsettled(self.held, self.draft):
             end.add(draft)
         if end.life.seen_anything or not end.done_lives:
             end.done_lives.append(end.life.build())
@@ -55,6 +55,10 @@ class StrataState:
             out.append(held)
         if draft.is_request:
             out += _cut_runs(draft)
+        elif draft.caches or draft.outside or draft.facts:
+            note = "lines that come before a request were not followed by one"
+            if note not in self.life.notes:
+                self.life.notes.append(note)
         return out
 
     def flush(self) -> None:
