@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,9 +149,17 @@ def _prepare_streams() -> None:
         raise SlotwiseError("standard output is closed", next_step="Send it to a file instead.")
     for name, mode in (("stdin", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, closefd=False))
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """What could not be written to stdout is not tried again when Python ends."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(error: SlotwiseError) -> int:
@@ -183,11 +191,12 @@ def run_guarded(app: click.Command, arguments: list[str] | None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except MemoryError:
         return fail(SlotwiseError("out of memory", next_step="Give a smaller --memory."))
     except OSError as error:
+        _drop_output()
         where = f"{error.filename}: " if error.filename else ""
         return fail(SlotwiseError(f"{where}{error.strerror or error}"))
     except ModuleNotFoundError as error:

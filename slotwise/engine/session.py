@@ -184,5 +184,5 @@ def hit_rate(counts: ExpertCounts) -> float | None:
 
 
 def _say(line: str) -> None:
-    """On stderr, without markup: the lines have brackets."""
-    Console(stderr=True).print(Text(line, style="dim"))
+    """On stderr, without markup (the lines have brackets) and not cut into several lines."""
+    Console(stderr=True).print(Text(line, style="dim"), soft_wrap=True)

@@ -232,7 +232,7 @@ def test_the_smallest_budget_that_check_names_is_enough(cli: Cli, model: Path) -
         lambda data: data[:24] + bytes(64) + data[88:],
         lambda data: data.replace(b"ffn_up_exps", b"ffn_up_expz"),
         lambda data: data.replace(b"llama.block_count", b"llama.block_kount"),
-        lambda data: data.replace(bytes([5, *bytes(7)]) + b"llama", bytes([5, *bytes(7)]) + b"lllll"),
+        lambda data: data.replace(b"\x05" + bytes(7) + b"llama", b"\x05" + bytes(7) + b"lllll"),
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_refused_by_every_verb(
