@@ -7,7 +7,7 @@ fixed view box. Times of overlapped lanes have a length but no place on the cloc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slotwise.explain import wording
@@ -21,6 +21,8 @@ GAP_PERCENT = 1.5
 PLOT_WIDTH, PLOT_HEIGHT, REST_HEIGHT = 460, 230, 110
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
 MOST_POINTS = 500
+LEAST_SHARE = 0.005
+"""Overlapped rows shorter than this share of the scale are only in the tables."""
 
 
 @dataclass(frozen=True)
@@ -93,21 +95,18 @@ def scales(life: Life, said: Summary) -> dict[int, float]:
 def extent(request: Request) -> float:
     """The longest thing there is to draw, in ms."""
     ends = [v.value or v.high or 0.0 for v in (request.prompt_ms, request.ttft_ms)]
-    lanes: dict[str, float] = {}
-    for p in (*request.phases, *request.remainders):
-        lanes[p.lane] = lanes.get(p.lane, 0.0) + max(0.0, p.ms.value or p.ms.high or 0.0)
-    return max([*ends, *lanes.values()], default=0.0)
+    rows = [sum(_length(p) for p in phases) for _, phases, _ in _rows(request)]
+    return max([*ends, *rows], default=0.0)
 
 
 def waterfall(request: Request, *, full_ms: float, colours: Mapping[str, int]) -> Waterfall:
     """Lanes of one request on a scale of `full_ms`."""
     percent = 96.0 / full_ms
-    names = dict.fromkeys(["request", *(p.lane for p in request.phases)])
     lanes = []
-    for name in names:
-        phases = [p for p in request.phases if p.lane == name]
-        rests = [p for p in request.remainders if p.lane == name]
-        lanes.append(Lane(name, _bars(phases, rests, percent=percent, colours=colours)))
+    for name, phases, rests in _rows(request):
+        length = sum(_length(p) for p in phases)
+        if not lanes or length >= LEAST_SHARE * full_ms:
+            lanes.append(Lane(name, _bars(phases, rests, percent=percent, colours=colours)))
     markers = [
         Tick((v.value or 0.0) * percent, f"{label} {wording.number(v.value or 0.0)} ms")
         for label, v in (("prompt clock", request.prompt_ms), ("first token", request.ttft_ms))
@@ -116,6 +115,42 @@ def waterfall(request: Request, *, full_ms: float, colours: Mapping[str, int]) -
     ticks = tuple(Tick(v * percent, _tick(v)) for v in nice_ticks(0.0, full_ms, count=5))
     words = "; ".join(f"{p.name} {_said(p)}" for p in (*request.phases, *request.remainders))
     return Waterfall(request, tuple(lanes), ticks, tuple(markers), words)
+
+
+def _rows(request: Request) -> list[tuple[str, list[Phase], list[Phase]]]:
+    """(title, phases end to end, rests): the sum first, then what ran beside it.
+
+    Only the buckets of a GPU timeline follow each other; other overlapped phases may overlap one
+    another too, so each has a row.
+    """
+    rows = [_row(request, "request", lambda p: True)]
+    for lane in dict.fromkeys(p.lane for p in request.phases if p.lane != "request"):
+        alone = [p for p in request.phases if p.lane == lane and not _is_bucket(p)]
+        rows += [(_titled(lane, p), [p], []) for p in alone]
+        buckets = _row(request, lane, _is_bucket)[1]
+        if buckets:
+            rows.append((f"{lane}, its buckets", buckets, []))
+    return rows
+
+
+def _row(
+    request: Request, lane: str, chosen: Callable[[Phase], bool]
+) -> tuple[str, list[Phase], list[Phase]]:
+    phases = [p for p in request.phases if p.lane == lane and chosen(p)]
+    return lane, phases, [p for p in request.remainders if p.lane == lane]
+
+
+def _titled(lane: str, phase: Phase) -> str:
+    known = phase.name.casefold().startswith(lane.casefold())
+    return phase.name if known else f"{lane}: {phase.name}"
+
+
+def _is_bucket(phase: Phase) -> bool:
+    return phase.name.startswith("gpu:")
+
+
+def _length(phase: Phase) -> float:
+    return max(0.0, phase.ms.value or phase.ms.high or 0.0)
 
 
 def _bars(

@@ -27,6 +27,7 @@ from slotwise.explain.stats import Estimate, mean, median
 
 REMAINDER = "remainder"
 OUTER = "outer"
+_ORDER = {"request": 0, REMAINDER: 1, OUTER: 2}
 SIZE_GAP = 0.1
 SIZE_GAP_TOKENS = 16
 COLD_APART_FROM = 4
@@ -298,7 +299,7 @@ def _group(members: Sequence[Request]) -> Group:
         read=token_range(r.read.value for r in members),
         used=tuple(r.index for r in used),
         cold=tuple(r.index for r in cold),
-        rows=tuple(_typical(used)),
+        rows=tuple(sorted(_typical(used), key=lambda row: _ORDER.get(row.lane, len(_ORDER)))),
     )
 
 

@@ -116,7 +116,11 @@ def awkward() -> Life:
         measured("read (batched)", 600.0, tokens=2048, contains="the draft layer"),
         Phase("refill", Value.bounded(0.0, 200.0, "not timed"), slots=300),
         Phase("checkpoint", Value.missing("no line for it")),
-        measured("qsa attn", 250.0, lane="gpu timeline", contains="idle gaps"),
+        measured("GPU timeline", 400.0, lane="gpu timeline"),
+        measured("gpu: qsa attn", 250.0, lane="gpu timeline", contains="idle gaps"),
+        measured("gpu: gdn", 150.0, lane="gpu timeline"),
+        measured("host: staging", 30.0, lane="host"),
+        measured("host: setup", 0.1, lane="host"),
     )
     cut = request(
         0, prompt=3000, prompt_ms=900.0, phases=phases, status="cancelled",
