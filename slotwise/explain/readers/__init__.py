@@ -25,6 +25,7 @@ from slotwise.explain.record import Life, Reading
 READERS = (
     "strata:StrataReader",
     "strata_ladder:StrataLadderReader",
+    "strata_turns:StrataTurnsReader",
     "llama_cpp:LlamaCppReader",
     "slotwise_trace:SlotwiseTraceReader",
     "vllm:VllmReader",

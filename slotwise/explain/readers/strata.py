@@ -55,7 +55,7 @@ class StrataReader(StrataState):
             text = _bare(line)
             if text.startswith(g.HEADS) or g.DONE.match(text):
                 hits += 1
-        return min(1.0, 0.6 + 0.1 * hits) if hits else 0.0
+        return min(1.0, 0.7 + 0.15 * hits) if hits else 0.0
 
     # --- lines
 
