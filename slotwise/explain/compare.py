@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slotwise.errors import Finding, Refused
+from slotwise.explain.grouping import by_size_and_reuse, label, size_of
 from slotwise.explain.record import Life, Reading, Request
 from slotwise.explain.stats import (
     Difference,
@@ -21,7 +22,7 @@ from slotwise.explain.stats import (
     mean,
     paired_difference,
 )
-from slotwise.explain.summary import clusters, group_requests, phase_names, span, token_range
+from slotwise.explain.summary import group_requests, phase_names
 
 FORCE = "Pass --force-compare to compare all the same; the result then says so."
 MODEL_WORDS = ("slot bytes", "blob bytes", "experts", "model")
@@ -120,19 +121,17 @@ def used(reading: Reading) -> tuple[Request, ...]:
 
 def match(a: Reading, b: Reading) -> tuple[list[Matched], list[str]]:
     """Groups found in both arms, and in words those found in one only."""
-    arm_of = {id(r): 0 for r in used(a)}
-    requests = [*used(a), *used(b)]
+    arm_a, arm_b = used(a), [replace(r) for r in used(b)]  # told apart even if both are one log
+    in_a = {id(r) for r in arm_a}
+    requests = [*arm_a, *arm_b]
     matched, unmatched = [], []
-    for by_prompt in clusters(requests, lambda r: r.prompt.value or 0.0):
-        new = [r for r in by_prompt if not r.reused.value]
-        hits = [r for r in by_prompt if r.reused.value]
-        for members in ([new] if new else []) + clusters(hits, lambda r: r.reused.value or 0.0):
-            sides = [[r for r in members if arm_of.get(id(r), 1) == side] for side in (0, 1)]
-            label = _label(members)
-            if all(sides):
-                matched.append(Matched(label=label, a=tuple(sides[0]), b=tuple(sides[1])))
-            else:
-                unmatched.append(f"{label}: only in arm {'AB'[bool(sides[1])]}")
+    for members in by_size_and_reuse(requests):
+        sides = [[r for r in members if (id(r) in in_a) == (side == 0)] for side in (0, 1)]
+        title = label(members)
+        if all(sides):
+            matched.append(Matched(label=title, a=tuple(sides[0]), b=tuple(sides[1])))
+        else:
+            unmatched.append(f"{title}: only in arm {'AB'[bool(sides[1])]}")
     return matched, unmatched
 
 
@@ -228,12 +227,12 @@ def _overlapped(
 
 def _pairs(a: Sequence[Request], b: Sequence[Request]) -> list[tuple[Request, Request]]:
     """Pairs by exact prompt size and order when both arms hold the same sizes; else none."""
-    if Counter(r.prompt.value for r in a) != Counter(r.prompt.value for r in b):
+    if Counter(map(size_of, a)) != Counter(map(size_of, b)):
         return []
     waiting: defaultdict[float | None, list[Request]] = defaultdict(list)
     for r in b:
-        waiting[r.prompt.value].append(r)
-    pairs = [(r, waiting[r.prompt.value].pop(0)) for r in a]
+        waiting[size_of(r)].append(r)
+    pairs = [(r, waiting[size_of(r)].pop(0)) for r in a]
     return pairs if len(pairs) >= FEWEST_PAIRS else []
 
 
@@ -277,7 +276,7 @@ def _objections(
             text = f"{name} differs: A {_words(facts_a[name])}, B {_words(facts_b[name])}"
             found.append(_finding("other-model", text, "the same model"))
     if not matched:
-        sizes = [_words({int(r.prompt.value or 0) for r in used(x)}) for x in (a, b)]
+        sizes = [_words({int(size_of(r) or 0) for r in used(x)}) for x in (a, b)]
         text = f"no prompt size with the same reuse is in both arms: A {sizes[0]}, B {sizes[1]}"
         found.append(_finding("other-sizes", text, "common prompt sizes"))
     return [replace(f, where=where) for f in found]
@@ -303,12 +302,6 @@ def _hidden_in(m: Matched) -> list[str]:
     if len(m.a) != len(m.b):
         found.append(f"{m.label}: {len(m.a)} requests in A, {len(m.b)} in B")
     return found
-
-
-def _label(requests: Sequence[Request]) -> str:
-    prompt = span(token_range(r.prompt.value for r in requests))
-    reused = token_range(r.reused.value for r in requests)
-    return f"prompt {prompt} tokens, {'new' if reused == (0, 0) else span(reused) + ' reused'}"
 
 
 def _any_requests(a: Reading, b: Reading) -> bool:

@@ -19,7 +19,7 @@ HUES = 10
 LABEL_PERCENT_PER_LETTER = 1.15
 GAP_PERCENT = 1.5
 PLOT_WIDTH, PLOT_HEIGHT, REST_HEIGHT = 460, 230, 110
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
+LEFT, RIGHT, TOP, BOTTOM = 88, 12, 12, 34
 MOST_POINTS = 500
 LEAST_SHARE = 0.005
 """Overlapped rows shorter than this share of the scale are only in the tables."""

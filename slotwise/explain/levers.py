@@ -136,7 +136,7 @@ def predict_levers(
         predictions += found
         if not found:
             reasons.append((lever.title, _why_not(lever, used(reading))))
-    warnings = () if groups else ("no finished request with a known prompt size",)
+    warnings = () if groups else ("no finished request with a known size",)
     return LeverReport(
         predictions=tuple(predictions), not_predicted=tuple(reasons), arm=arm, warnings=warnings
     )

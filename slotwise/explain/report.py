@@ -37,7 +37,8 @@ def explained(result: Explained, *, per_request: bool = False) -> RenderableType
         parts += [heading(_life_title(life)), *_notes(life)]
         if life.requests:
             parts += [_requests(life, per_request=per_request), Text(wording.LEGEND, style="dim")]
-            parts += _request_remarks(life)
+            if not per_request:
+                parts += _request_remarks(life)
         else:
             parts.append(Text("no request in this life"))
         parts += [Text(""), *summary(said), Text("")]
@@ -116,7 +117,8 @@ def _wide(life: Life, requests: Sequence[Request]) -> Table:
         columns.append((name, lambda r, n=name: _by_name(r.phases, n)))
     for name in phase_names(requests, remainders=True):
         columns.append((_rest_title(name), lambda r, n=name: _by_name(r.remainders, n)))
-    columns.append(("prompt ms", lambda r: wording.value_text(r.prompt_ms)))
+    if any(r.prompt_ms.how != "missing" for r in requests):
+        columns.append(("prompt ms", lambda r: wording.value_text(r.prompt_ms)))
     if any(r.ttft_ms.known for r in requests):
         columns.append(("first token", lambda r: wording.value_text(r.ttft_ms)))
     if any(r.slots_lent.value or r.slots_refilled.value for r in requests):

@@ -7,7 +7,7 @@ kernels compiled); both are listed. Nothing is parsed and nothing is drawn here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -21,6 +21,7 @@ from slotwise.explain.fit import (
     straight_line,
     two_costs,
 )
+from slotwise.explain.grouping import by_size_and_reuse, label
 from slotwise.explain.join import Joined, Row, join
 from slotwise.explain.record import Life, Phase, Reading, Request
 from slotwise.explain.stats import Estimate, mean, median
@@ -28,8 +29,6 @@ from slotwise.explain.stats import Estimate, mean, median
 REMAINDER = "remainder"
 OUTER = "outer"
 _ORDER = {"request": 0, REMAINDER: 1, OUTER: 2}
-SIZE_GAP = 0.1
-SIZE_GAP_TOKENS = 16
 COLD_APART_FROM = 4
 """The first request of a size stands apart when at least this many have that size."""
 
@@ -49,21 +48,13 @@ class Typical:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Requests with about the same prompt and reused tokens; ranges are lowest and highest."""
+    """Requests of about the same size and the same kind of reuse."""
 
-    prompt: tuple[int, int]
-    reused: tuple[int, int]
-    """(0, 0) for requests that reused nothing or do not say."""
-    read: tuple[int, int]
+    label: str
     used: tuple[int, ...]
     cold: tuple[int, ...]
     """Indices of first requests, kept apart from the numbers."""
     rows: tuple[Typical, ...]
-
-    @property
-    def label(self) -> str:
-        new = "new" if self.reused == (0, 0) else f"{span(self.reused)} reused"
-        return f"prompt {span(self.prompt)} tokens, {new}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +133,7 @@ def summarise(life: Life) -> Summary:
             "size; first requests are slower"
         )
     if not groups:
-        warnings.append("no finished request with a known prompt size: no medians, no fits")
+        warnings.append("no finished request with a known size: no medians, no fits")
     return Summary(
         groups=groups, read=read_cost(used), refill=refill, refill_why_not=why_not,
         costs=slot_and_token_cost(used), left_out=tuple(sorted(cold + unused)),
@@ -152,14 +143,8 @@ def summarise(life: Life) -> Summary:
 
 def group_requests(requests: Sequence[Request]) -> tuple[Group, ...]:
     """Finished requests by prompt size and reused tokens, smallest first."""
-    usable = [r for r in requests if r.status == "done" and r.prompt.known]
-    groups: list[Group] = []
-    for by_prompt in clusters(usable, lambda r: r.prompt.value or 0.0):
-        # 0 reused and 1 reused are different kinds of request, however close the numbers are
-        new = [r for r in by_prompt if not r.reused.value]
-        hits = [r for r in by_prompt if r.reused.value]
-        for members in ([new] if new else []) + clusters(hits, lambda r: r.reused.value or 0.0):
-            groups.append(_group(sorted(members, key=lambda r: r.index)))
+    usable = [r for r in requests if r.status == "done"]
+    groups = [_group(sorted(g, key=lambda r: r.index)) for g in by_size_and_reuse(usable)]
     return tuple(groups)
 
 
@@ -230,11 +215,6 @@ def reads_of(request: Request) -> list[Phase]:
     return batched or reads
 
 
-def span(values: tuple[int, int]) -> str:
-    low, high = values
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
 def _read_samples(
     requests: Sequence[Request],
 ) -> tuple[list[tuple[float, float]], str, list[str]]:
@@ -254,8 +234,10 @@ def _read_samples(
     if samples:
         return samples, "read, all phases", notes
     clock = [(r.read.value, r.prompt_ms.value) for r in fresh]
-    notes.append("the read is not timed by itself: this is the whole prompt clock")
-    return [(x, y) for x, y in clock if x and y is not None], "prompt clock", notes
+    samples = [(x, y) for x, y in clock if x and y is not None]
+    if samples:
+        notes.append("the read is not timed by itself: this is the whole prompt clock")
+    return samples, "prompt clock", notes
 
 
 def batched_parts(request: Request) -> int:
@@ -294,9 +276,7 @@ def _group(members: Sequence[Request]) -> Group:
         cold = [members[0]]
     used = members[len(cold) :]
     return Group(
-        prompt=token_range(r.prompt.value for r in members),
-        reused=token_range(r.reused.value for r in members),
-        read=token_range(r.read.value for r in members),
+        label=label(members),
         used=tuple(r.index for r in used),
         cold=tuple(r.index for r in cold),
         rows=tuple(sorted(_typical(used), key=lambda row: _ORDER.get(row.lane, len(_ORDER)))),
@@ -326,25 +306,7 @@ def _typical(requests: Sequence[Request]) -> Iterable[Typical]:
         )  # fmt: skip
 
 
-def clusters(requests: Sequence[Request], size: Callable[[Request], float]) -> list[list[Request]]:
-    """Splits where neighbouring sizes differ by more than 10 % and more than 16 tokens."""
-    clusters: list[list[Request]] = []
-    last = 0.0
-    for r in sorted(requests, key=size):
-        if not clusters or size(r) - last > max(SIZE_GAP * last, SIZE_GAP_TOKENS):
-            clusters.append([])
-        clusters[-1].append(r)
-        last = size(r)
-    return clusters
-
-
-def token_range(values: Iterable[float | None]) -> tuple[int, int]:
-    """Lowest and highest of the known counts; (0, 0) when none is known."""
-    known = [int(v) for v in values if v is not None]
-    return (min(known), max(known)) if known else (0, 0)
-
-
 def _why_unused(request: Request) -> str:
     if request.status != "done":
         return f"{request.status}: its times are not those of a whole request"
-    return "its prompt size is not known"
+    return "its size is not known"

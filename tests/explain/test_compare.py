@@ -145,3 +145,11 @@ def test_a_phase_only_bounded_is_in_the_unexplained_part_and_lanes_are_not_added
     assert any("checkpoint: not known in every request" in w for w in size.warnings)
     assert [(c.lane, c.name) for c in size.overlapped] == [("gpu timeline", "gdn")]
     assert size.outer.by.estimate.value == pytest.approx(24, abs=1)
+
+
+def test_a_log_against_itself_moves_nothing() -> None:
+    one = arm()
+    for size in compared(one, one).sizes:
+        assert size.n_a == size.n_b == 5
+        assert size.outer.by.estimate.value == 0.0
+        assert size.outer.verdict == "no interval"

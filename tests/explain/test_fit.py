@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -248,3 +249,13 @@ def test_new_and_reused_prompts_of_one_size_are_two_groups() -> None:
     assert [g.label for g in said.groups] == [
         "prompt 166 tokens, new", "prompt 166 tokens, 161 reused",
     ]  # fmt: skip
+
+
+def test_what_was_reused_is_not_guessed_and_read_tokens_stand_for_an_unknown_prompt() -> None:
+    phases = [made.measured("prompt eval", 800.0)]
+    unsaid = [made.request(i, prompt=157, phases=phases, reused=0) for i in range(3)]
+    said = summarise(made.life([replace(r, reused=made.MISSING) for r in unsaid]))
+    assert [g.label for g in said.groups] == ["prompt 157 tokens, reuse not said"]
+    unknown = [replace(r, prompt=made.MISSING, reused=made.MISSING) for r in unsaid]
+    said = summarise(made.life(unknown))
+    assert [g.label for g in said.groups] == ["read 157 tokens, reuse not said"]
