@@ -252,6 +252,27 @@ def test_old_versions_bound_what_they_do_not_time() -> None:
     assert left(request) == 150
 
 
+OLD = trace(
+    "request 1001 0", "read 1000 tokens (batched) in 800.0 ms", "prompt done (slots refilled) -1 -1"
+)
+
+
+def test_a_version_without_any_loan_line_gets_bounds_or_a_reason() -> None:
+    request = one(OLD + summary(1001, 950))
+    assert [(p.name, p.ms.high) for p in request.phases if not p.ms.known] == [
+        ("lend", 150),
+        ("refill", 150),
+    ]
+    assert (request.slots_lent.how, request.slots_refilled.how) == ("missing", "missing")
+    new = one("strata generate: session is up (engine 0.1.41)\n" + OLD + summary(1001, 950))
+    assert [p.name for p in new.phases] == ["read (batched)"]
+    assert new.slots_lent.value == 0
+    own = one(
+        "strata serve: the prompt path allocates its own buffers\n" + OLD + summary(1001, 950)
+    )
+    assert [p.name for p in own.phases] == ["read (batched)"]
+
+
 def test_a_fork_s_phase_names_are_parsed() -> None:
     phases = "gdn proj in 300 (33.3%) warp-lattice+mix 500 (55.6%) dense proj 100 (11.1%)"
     request = one(timing(1000, 5, phases=phases) + summary(1001, 1010))

@@ -15,9 +15,11 @@ from slotwise.explain.record import Life
 
 SHAPE_LIMIT = 96
 SHAPES_LIMIT = 500
+SEEN_LIMIT = 4096
 OTHER_SHAPES = "(other shapes)"
 
 _PIECES = re.compile(r"\d+(?:[.,]\d+)*|[A-Za-z_]+|[^\sA-Za-z_\d]+|\s+")
+_ONE_DIGIT = str.maketrans("123456789", "0" * 9)
 _PUNCTUATION = frozenset("=:,.;()[]{}|%+-/<>#*\"'")
 
 
@@ -46,8 +48,15 @@ class Unknown:
         self._words = frozenset(word.lower() for word in vocabulary)
         self.counts: dict[str, int] = {}
 
+        self._seen: dict[str, str] = {}
+
     def add(self, line: str, *, count: int = 1) -> None:
-        shape = self.shape(line)
+        key = line[: 4 * SHAPE_LIMIT].translate(_ONE_DIGIT)
+        shape = self._seen.get(key)
+        if shape is None:
+            if len(self._seen) >= SEEN_LIMIT:
+                self._seen.clear()
+            shape = self._seen[key] = self.shape(line)
         if shape not in self.counts and len(self.counts) >= SHAPES_LIMIT:
             shape = OTHER_SHAPES
         self.counts[shape] = self.counts.get(shape, 0) + count

@@ -76,7 +76,7 @@ class LifeState:
         self._note_kinds(draft)
         view = LifeView(
             index=len(self.requests),
-            lent_lines=self.lent_lines,
+            prints_loans=self.lent_lines or self._new_enough(),
             own_buffers=self.own_buffers,
             prefill_lines=self.prefill_lines,
             decode_lines=self.decode_lines,
@@ -87,6 +87,11 @@ class LifeState:
         request = build(draft, view)
         self.split = self.split or any(phase.lane == "stage 0" for phase in request.phases)
         self.requests.append(request)
+
+    def _new_enough(self) -> bool:
+        """Loans are printed from 0.1.32 on, but not by the SYCL forks."""
+        numbers = tuple(int(n) for n in self.version.partition("-")[0].split(".") if n)
+        return numbers >= (0, 1, 32) and "sycl" not in self.version
 
     def _note_kinds(self, draft: Draft) -> None:
         self.first_line = self.first_line or draft.first

@@ -17,6 +17,7 @@ from slotwise.explain.record import Phase, Value, safe_name
 
 JSON_LIMIT = 32 << 10
 PHASE_LIMIT = 64
+LIST_LIMIT = 4096
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ def parse_phases(text: str, *, peer: bool = False) -> tuple[dict[str, float], in
     """Names and ms of a phase list, and how many names were not fit to be kept."""
     found: dict[str, float] = {}
     refused = 0
-    for match in (g.PEER_PHASE if peer else g.PHASE).finditer(text[:8192]):
+    for match in (g.PEER_PHASE if peer else g.PHASE).finditer(text[:LIST_LIMIT]):
         name = safe_name(match[1].removeprefix("...").lstrip(" ,.…"))
         if name is None or len(found) >= PHASE_LIMIT:
             refused += 1

@@ -30,6 +30,7 @@ _needs_trace = Value.missing("needs STRATA_TRACE=1")
 _no_summary = Value.missing("no summary line")
 _nothing_lent = Value.derived(0.0, "no part was read in a batch, so nothing was lent")
 _own_buffers = Value.derived(0.0, "the prompt path owns its buffers: nothing is lent")
+_not_printed = Value.missing("this version prints no loans")
 _no_refill_line = Value.derived(0.0, "the trace has no refill line")
 _TTFT_WHY = "more than prompt_ms: the first window, and all before the engine's clock, come on top"
 _open_end = Value.bounded(0.0, None, "began, and its end is not in the log")
@@ -42,7 +43,8 @@ class LifeView:
     """What a request's reading depends on beyond its own lines."""
 
     index: int
-    lent_lines: bool
+    prints_loans: bool
+    """Whether this version has lent and refilled lines, as far as the log tells."""
     own_buffers: bool
     prefill_lines: bool
     decode_lines: bool
@@ -64,6 +66,11 @@ class _Builder:
         self.facts = dict(draft.facts)
         self.sum = draft.summary or draft.done
         self.status: Status = self._status()
+        self.unprinted = (
+            "read (batched)" in draft.parts
+            and "lend" not in draft.parts
+            and not (view.prints_loans or view.own_buffers)
+        )
         self.prompt_ms = self._prompt_ms()
 
     def request(self) -> Request:
@@ -161,6 +168,8 @@ class _Builder:
             lent = Value.derived(d.open_refill, "what its refill starts with")
         elif "read (batched)" not in d.parts:
             lent = _nothing_lent
+        elif self.unprinted:
+            return _not_printed, _not_printed
         else:
             lent = _own_buffers if self.view.own_buffers else _no_refill_line
         if d.open_refill and self.status in ("incomplete", "failed"):
@@ -201,18 +210,19 @@ class _Builder:
             self.phases.append(
                 Phase("refill (inside lend)", value, "inside lend", slots=d.hidden_slots)
             )
-        if d.open_refill:
+        if d.open_refill or self.unprinted:
             self._untimed_phases()
 
     def _untimed_phases(self) -> None:
         """Loans that old versions do not time, and a refill the log was cut in."""
-        d, ended = self.d, self.prompt_ms.value
+        d, ended, slots = self.d, self.prompt_ms.value, self.d.open_refill or None
         if "refill" in d.parts:
-            self.phases.append(Phase("refill (unfinished)", _open_end, slots=d.open_refill))
-        else:
-            value = _open_end if ended is None else self._outside_bound(ended)
-            self.phases.append(Phase("refill", value, slots=d.open_refill))
-        if "read (batched)" in d.parts and "lend" not in d.parts and ended is not None:
+            self.phases.append(Phase("refill (unfinished)", _open_end, slots=slots))
+        elif ended is not None:
+            self.phases.append(Phase("refill", self._outside_bound(ended), slots=slots))
+        elif slots:
+            self.phases.append(Phase("refill", _open_end, slots=slots))
+        if self.unprinted and ended is not None:
             self.phases.insert(0, Phase("lend", self._outside_bound(ended)))
 
     def _outside_bound(self, prompt_ms: float) -> Value:
@@ -396,7 +406,7 @@ class _Builder:
         batched = "read (batched)" in d.parts
         return _reasons(
             not d.traced,
-            d.traced and batched and not view.lent_lines and d.open_refill > 0,
+            self.unprinted,
             not d.runs and (batched or not (d.traced or view.prefill_lines)),
             d.decode is None and not view.decode_lines,
             self.sum is None,
