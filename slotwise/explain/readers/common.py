@@ -65,6 +65,11 @@ def duration_ms(text: str) -> float | None:
     return sum(float(n) * _UNIT_MS[unit.replace("µ", "u").replace("μ", "u")] for n, unit in parts)
 
 
+def to_ms(seconds: float) -> float:
+    """Seconds in milliseconds, without the noise that floats add to printed decimals."""
+    return round(seconds * 1000, 6)
+
+
 def read_planned(prompt: Value, reused: Value) -> Value:
     """Prompt minus reused, where both are known."""
     if prompt.value is None or reused.value is None:

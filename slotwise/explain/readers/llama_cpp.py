@@ -23,6 +23,7 @@ from slotwise.explain.readers.llama_lines import (
     DRAFTS,
     FAILED,
     IDS,
+    IN_PROMPT,
     JSON_FIELD,
     LOADED,
     NEW_PROMPT,
@@ -72,8 +73,19 @@ _NOISE = (
     "buffer type overriden",
     "|---",
 )
-_VOCABULARY = """slot srv que id task INFO WARN ERR tid timestamp update_slots print_timing ms tokens
-    second per n_tokens n_past prompt eval time total slot released launch context checkpoint MiB"""
+_READ_AND_NOT_NEEDED = (
+    "prompt done",
+    "prompt processing done",
+    "init sampler",
+    "restored context",
+    "erased invalidated",
+    "Checking checkpoint",
+)
+_VOCABULARY = """slot srv que id task INFO WARN ERR tid timestamp update_slots print_timing
+    ms tokens second per n_tokens n_past prompt eval time total released launch context
+    checkpoint MiB"""
+_SURE = (SLOT, BENCH_HEAD, CACHE_UPDATE, re.compile(r'(?<!\\)"prompt_ms"\s*:'))
+_GUARD = "whether 1 prompt token means 1 or 0: these programs print 1 for 0"
 _LIFE_CANNOT = (
     "phases inside prompt eval; a client's time to first token (HTTP, queue) is not printed",
 )
@@ -90,7 +102,7 @@ class _LifeState:
         self.pending_cache: Value | None = None
         self.cache_line = 0
         self.cache_start: Clock | None = None
-        self.ik = False
+        self.ik = self.classic = False
         self.ollama: dict[str, float] = {}
         self.json: dict[str, float] = {}
         self.json_last: tuple[float, float] | None = None
@@ -145,15 +157,11 @@ class LlamaCppReader:
                 return 0.0
             if "prompt eval time" in line and TIMING.search(line):
                 score += 0.5
-            elif SLOT.search(line) or ("kv cache rm [p0, end)" in line):
-                score += 0.4
-            elif JSON_FIELD.search(line) and '"prompt_ms"' in line:
-                score += 0.4
-            elif BENCH_HEAD.search(line) or CACHE_UPDATE.search(line):
+            elif "kv cache rm [p0, end)" in line or any(p.search(line) for p in _SURE):
                 score += 0.4
             elif line.startswith(("llama_", "print_info:", "ggml_", "srv ", "total duration:")):
                 score += 0.1
-            elif START.search(line) or (_number_of_tokens(line) or _totals_head(line)):
+            elif START.search(line) or IN_PROMPT.match(line) or _totals_head(line):
                 score += 0.2
             if score >= 1.0:
                 return 1.0
@@ -209,16 +217,12 @@ class LlamaCppReader:
             facts=dict(state.facts),
             requests=requests,
             notes=tuple(_notes(state, requests)),
-            cannot_tell=_LIFE_CANNOT,
+            cannot_tell=_LIFE_CANNOT if not state.classic else (*_LIFE_CANNOT, _GUARD),
         )
 
 
 def _tells(state: _LifeState) -> bool:
     return state.used() or bool(state.facts or state.pending_cache or state.totals)
-
-
-def _number_of_tokens(line: str) -> bool:
-    return line.startswith("main: number of tokens in prompt")
 
 
 def _totals_head(line: str) -> bool:
@@ -302,9 +306,7 @@ def _state_line(item: Open, text: str) -> bool:
     elif text.startswith("stop processing"):
         item.released = True
     else:
-        return text.startswith(
-            ("prompt done", "prompt processing done", "init sampler", "restored context")
-        ) or text.startswith(("erased invalidated", "Checking checkpoint"))
+        return text.startswith(_READ_AND_NOT_NEEDED)
     return True
 
 
@@ -366,7 +368,7 @@ def _timing_item(state: _LifeState, line_no: int, line: str, kind: str) -> Open:
             state.open[slot] = item
     classic = "llama_print_timings" in line or "perf_" in line
     if classic and item.slot is None:
-        item.style = "classic"
+        item.style, state.classic = "classic", True
     return item
 
 
@@ -392,7 +394,7 @@ def _other(state: _LifeState, line_no: int, line: str) -> bool:
         state.first_clock = clock
     if "prompt" in line and _cache_line(state, line_no, line, clock):
         return True
-    if '"' in line and _json_line(state, line_no, line):
+    if ('"' in line or state.json) and _json_line(state, line_no, line):
         return True
     if "cancel task" in line and (cancel := CANCEL.search(line)):
         _flag(state, int(cancel[1]), "cancelled")
@@ -403,6 +405,9 @@ def _other(state: _LifeState, line_no: int, line: str) -> bool:
     elif "draft acceptance" in line and (drafts := DRAFTS.search(line)):
         if state.current is not None:
             state.current.drafts = int(drafts[1]), int(drafts[2])
+    elif found := IN_PROMPT.match(line):
+        state.classic = True
+        state.switch(Open(line_no, line_no, style="classic", prompt=int(found[1])))
     elif "|" in line and _table(state, line_no, line):
         pass
     else:
@@ -442,9 +447,8 @@ def _json_line(state: _LifeState, line_no: int, line: str) -> bool:
     again = state.json_last == key and state.current is not None
     item = state.current if again and state.current is not None else None
     if item is None:
-        if state.current is not None and state.current.slot is None:
-            state.close(state.current)
-        item = state.current = Open(line_no, line_no, style="json")
+        item = Open(line_no, line_no, style="json")
+        state.switch(item)
     state.json_last, item.last = key, line_no
     item.prompt_ms, item.gen_ms = data["prompt_ms"], data.get("predicted_ms")
     item.read, item.generated = _whole(data, "prompt_n"), _whole(data, "predicted_n")
@@ -470,10 +474,10 @@ def _ollama(state: _LifeState, line_no: int, key: str, text: str) -> None:
     if key != "prompt eval duration" and key != "eval duration":
         return
     if state.current is None or state.current.style != "ollama" or key == "prompt eval duration":
-        if state.current is not None and state.current.slot is None:
-            state.close(state.current)
-        state.current = Open(line_no, line_no, style="ollama")
+        state.switch(Open(line_no, line_no, style="ollama"))
     item = state.current
+    if item is None:
+        return
     item.last, item.load_ms = line_no, got.get("load duration")
     item.total_ms = got.get("total duration")
     item.prompt_ms, item.gen_ms = got.get("prompt eval duration"), got.get("eval duration")
@@ -546,7 +550,7 @@ def _start_up(state: _LifeState, line: str, clock: Clock | None) -> bool:
         if build := BUILD.search(line):
             state.version = f"build {int(build[1])}"
     else:
-        return _number_of_tokens(line)
+        return False
     return True
 
 
@@ -566,8 +570,6 @@ def _notes(state: _LifeState, requests: tuple[Request, ...]) -> list[str]:
             "no request reused anything: either prompts share no beginning or the client did "
             "not ask for it (cache_prompt); the log cannot tell which"
         )
-    if any("ollama" in w for r in requests for w in r.warnings):
-        notes.append("blocks of different programs")
     if state.ik:
         notes.append("llama.cpp before September 2024 printed the same lines as ik_llama.cpp")
     return notes

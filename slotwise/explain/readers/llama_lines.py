@@ -43,6 +43,7 @@ VERBOSE = re.compile(
     r"^\s*(total duration|load duration|prompt eval count|prompt eval duration|prompt eval rate|"
     r"eval count|eval duration|eval rate):\s+(\S{1,40})"
 )
+IN_PROMPT = re.compile(rf"^main: number of tokens in prompt = ({INT})")
 BENCH_HEAD = re.compile(r"\|\s*PP\s*\|\s*TG\s*\|(?:\s*B\s*\|)?\s*N_KV\s*\|\s*T_PP s\s*\|")
 BENCH_ROW = re.compile(rf"^\s*\|((?:\s*{NUM}\s*\|){{7,10}})\s*$")
 TOTALS_ROW = re.compile(rf"^\s*\|[^|]*\|((?:\s*{INT}\s*,)+\s*{INT}\s*)\|\s*({NUM}) ms\s*\|")

@@ -116,6 +116,8 @@ class Open:
             return Value.measured(self.marks[0][0])
         if self.forced:
             return Value.derived(0, "the log says that the whole prompt is read again")
+        if self.style == "classic" and self.read == 1 and self.prompt:
+            return Value.bounded(self.prompt - 1, self.prompt, "1 or no token was read")
         if self.prompt is not None and self.read is not None:
             return Value.derived(max(0, self.prompt - self.read), "prompt - read")
         begin = self.begin

@@ -1,0 +1,136 @@
+"""vLLM's server log, and the clients' result files that its users keep beside it.
+
+The log's throughput lines are averages of one interval (ten seconds; five in old versions) over
+all requests: a prompt is booked whole in the interval in which it ends. They are counted, never
+turned into a request's speed. Client JSON (one object per request) does tell TTFT per request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from slotwise.explain.readers.client_json import ClientJson
+from slotwise.explain.readers.common import INT, NUM, Shapes
+from slotwise.explain.record import Life, Value
+
+_AVERAGE = re.compile(
+    rf"Avg prompt throughput:\s*({NUM}) tokens/s"
+    rf"(?:, Avg generation throughput:\s*({NUM}) tokens/s)?"
+)
+_RUNNING = re.compile(rf"Running: ({INT}) reqs")
+_WAITING = re.compile(rf"(?:Waiting|Pending): ({INT}) reqs")
+_HITS = re.compile(rf"Prefix cache hit rate:(?: GPU:)?\s*({NUM})%")
+_VERSION = re.compile(r"(?:vLLM API server |LLM engine \(v|  )version ([0-9][0-9a-z.+]{0,31})")
+_ENGINE = re.compile(r"LLM engine \(v([0-9][0-9a-z.+]{0,31})\)")
+_BUDGET = re.compile(rf"max_num_batched_tokens=({INT})")
+_TTFT_METRIC = re.compile(r"vllm:time_to_first_token_seconds_(?:sum|count)")
+_HTTP = re.compile(r'"POST \S{0,80}/(?:chat/completions|completions|responses|messages)')
+_OK = re.compile(r'HTTP/[\d.]+" 2\d\d')
+_QUEUED = "--max-num-seqs 1"
+_NOISE = ("INFO", "WARNING", "Loading safetensors", "(EngineCore", "(APIServer", "(Worker")
+_CANNOT = (
+    "one request's prompt speed: throughput lines are averages of an interval (10 s; 5 s in old "
+    "versions) over all requests, a prompt is booked whole where it ends, 0.0 before that",
+    "one request's time to first token, queue and prefill: this log does not print them",
+    "this run's cache hits: the printed rate covers the last 1,000 requests or the whole life",
+    "steps of several tokens (multi-step scheduling): some builds count a step as one token",
+)
+
+
+class VllmReader:
+    """Counts what the log says and says what it cannot. Result files become requests.
+
+    A client's result file that does not name vLLM is of the dialect ``client``.
+    """
+
+    name = "vllm"
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._first_line = 0
+        self._version = ""
+        self._facts: dict[str, float] = {}
+        self._json = ClientJson()
+        self._named = False
+        self._notes: dict[str, None] = {}
+        self.unknown = Shapes("INFO WARNING Engine APIServer EngineCore pid")
+
+    def sniff(self, lines: Sequence[str]) -> float:
+        score = 0.0
+        for line in lines:
+            if "Avg prompt throughput:" in line and _AVERAGE.search(line):
+                score += 0.6
+            elif "vllm:" in line or "vLLM" in line or "vllm" in line[:200]:
+                score += 0.1
+            elif line.startswith(("(APIServer pid=", "(EngineCore")) or _QUEUED in line:
+                score += 0.2
+            elif '"anvil-serving.' in line or '"ttft_ms":' in line:
+                score += 0.15
+            elif '"elapsed_s' in line or '"effective_prefill_tok_s' in line:
+                score += 0.1
+            if score >= 0.95:
+                return 0.95
+        return score
+
+    def feed(self, line_no: int, line: str) -> None:
+        self._first_line = self._first_line or line_no
+        self._named = self._named or "vllm" in line
+        if "Avg prompt throughput" in line and (average := _AVERAGE.search(line)):
+            self._average(line, average)
+        elif '"POST ' in line and _HTTP.search(line):
+            self._add("http_requests" if _OK.search(line) else "http_failures", 1)
+        elif "vllm:" in line and _TTFT_METRIC.search(line):
+            self._notes["a metric's sum over all requests; 0.5.3 and before computed it wrong"] = (
+                None
+            )
+        elif "queue time" in line or _QUEUED in line:
+            self._notes["time to first token includes the time in the queue"] = None
+        elif not self._json.feed(line_no, line) and not self._start_up(line):
+            self.unknown.see(line)
+
+    def _add(self, name: str, n: float) -> None:
+        self._facts[name] = self._facts.get(name, 0.0) + n
+
+    def _highest(self, name: str, value: float) -> None:
+        self._facts[name] = max(self._facts.get(name, 0.0), value)
+
+    def _average(self, line: str, average: re.Match[str]) -> None:
+        self._add("intervals", 1)
+        rate = float(average[1])
+        self._add("intervals_with_prompts", 1 if rate > 0 else 0)
+        self._highest("interval_prompt_tokens_per_s_max", rate)
+        if running := _RUNNING.search(line):
+            self._highest("running_max", int(running[1]))
+            if rate == 0 and int(running[1]) and average[2] and float(average[2]) == 0:
+                self._add("intervals_reading_unseen", 1)
+        if waiting := _WAITING.search(line):
+            self._highest("waiting_max", int(waiting[1]))
+        if hits := _HITS.search(line):
+            self._facts["hit_rate_percent_last"] = float(hits[1])
+
+    def _start_up(self, line: str) -> bool:
+        if version := _VERSION.search(line) or _ENGINE.search(line):
+            self._version = self._version or version[1]
+        if budget := _BUDGET.search(line):
+            self._facts["batched_tokens_max"] = int(budget[1])
+        return any(word in line[:60] for word in _NOISE)
+
+    def finish(self) -> list[Life]:
+        requests = self._json.requests()
+        served = bool(self._facts or self._notes or self._version)
+        if not self._first_line:
+            return []
+        return [
+            Life(
+                dialect="client" if requests and not (served or self._named) else self.name,
+                version=self._version,
+                file=self._file,
+                first_line=self._first_line,
+                capabilities={"requests": bool(requests), "phases": False},
+                facts={name: Value.measured(value) for name, value in self._facts.items()},
+                requests=requests,
+                notes=(*self._notes, *self._json.notes()),
+                cannot_tell=_CANNOT if served or not requests else self._json.cannot_tell(),
+            )
+        ]
