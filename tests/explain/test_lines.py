@@ -111,6 +111,9 @@ def test_a_half_last_line_is_read_and_said(tmp_path: Path) -> None:
     (life,) = reading.lives
     assert [r.status for r in life.requests] == ["done", "incomplete"]
     assert any("last line has no end" in text for text in reading.unreadable)
+    half = read_files([path], follow=True)
+    assert half.unreadable == ()
+    assert half.lines == reading.lines - 1
 
 
 def test_a_damaged_gzip_keeps_what_came_before(tmp_path: Path) -> None:

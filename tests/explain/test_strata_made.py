@@ -335,11 +335,30 @@ def test_what_no_request_follows_is_noted() -> None:
 
 
 def test_a_short_prompt_on_a_split_is_two_stages() -> None:
-    quiet = timing(1000, 5, wall=950).replace("chunk 2 ms", "chunk 0 ms")
-    quiet = quiet.replace("progress) 3 ms", "progress) 0 ms")
-    request = one(timing(1000, 7) + quiet + summary(1001, 1010))
-    assert phase(request, "prefill wall", "stage 0").ms.value == 950
-    assert phase(request, "prefill wall", "stage 1").ms.value == 1000
+    request = one(timing(1000, 7, wall=1005) + quiet(1000, 5) + summary(1001, 1010))
+    assert phase(request, "prefill wall", "stage 0").ms.value == 1000
+    assert phase(request, "prefill wall", "stage 1").ms.value == 1005
+    assert not [p for p in request.phases if p.lane == "request"]
+
+
+def quiet(tokens: int, staging: int) -> str:
+    """An earlier stage's lines: it waits for nothing and has no callback."""
+    text = timing(tokens, staging).replace("chunk 2 ms", "chunk 0 ms")
+    return text.replace("progress) 3 ms", "progress) 0 ms")
+
+
+def test_three_stages_are_three_lanes() -> None:
+    chunks = "".join(quiet(4096, 5 + i) + timing(4096, 7 + i) for i in range(2))
+    request = one(chunks + quiet(8192, 50) + summary(8193, 2010))
+    walls = {p.lane: p.ms.value for p in request.phases if p.name == "prefill wall"}
+    assert walls == {"stage 0": 1000, "stage 1": 2000, "stage 2": 2000}
+
+
+def test_two_parts_on_a_split_are_still_two_stages() -> None:
+    parts = "".join(timing(4096, 7 + i) + quiet(4096, 5 + i) for i in range(2))
+    request = one(parts + summary(8193, 2010))
+    walls = {p.lane: p.ms.value for p in request.phases if p.name == "prefill wall"}
+    assert walls == {"stage 0": 2000, "stage 1": 2000}
     assert not [p for p in request.phases if p.lane == "request"]
 
 

@@ -110,10 +110,10 @@ class FileReading:
             self.lines += len(texts)
         return b""
 
-    def end(self) -> list[str]:
+    def end(self, *, half_line: bool = True) -> list[str]:
         """Take a last line without its end, close the file, say what went wrong."""
         problems: list[str] = []
-        if rest := self._splitter.rest():
+        if half_line and (rest := self._splitter.rest()):
             self._take(rest)
             problems.append("the last line has no end")
         if self._splitter.cut:
@@ -150,8 +150,8 @@ def read_files(paths: Sequence[Path | str], *, follow: bool = False) -> Reading:
             unreadable.append(f"{path.name}: {error.strerror or type(error).__name__}")
             continue
         readings.append(reading)
-        if not follow:
-            unreadable += [f"{path.name}: {problem}" for problem in reading.end()]
+        problems = reading.end(half_line=not follow)
+        unreadable += [f"{path.name}: {problem}" for problem in problems]
         if reading.reader is None:
             unreadable.append(f"{path.name}: no known dialect")
     return combine(readings, unreadable)
@@ -182,15 +182,18 @@ def follow_files(
 
     Raises OSError when a file cannot be opened.
     """
-    readings = [FileReading(Path(path)) for path in paths]
-    first = True
-    while True:
-        grown = [reading.pump() for reading in readings]
-        if first or any(grown):
-            yield combine(readings, ())
-        first = False
-        if not keep_going():
-            for reading in readings:
-                reading.end()
-            return
-        time.sleep(interval_s)
+    readings: list[FileReading] = []
+    try:
+        readings += (FileReading(Path(path)) for path in paths)
+        first = True
+        while True:
+            grown = [reading.pump() for reading in readings]
+            if first or any(grown):
+                yield combine(readings, ())
+            first = False
+            if not keep_going():
+                return
+            time.sleep(interval_s)
+    finally:
+        for reading in readings:
+            reading.end(half_line=False)
