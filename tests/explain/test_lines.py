@@ -75,7 +75,9 @@ def test_the_splitter_keeps_one_line_s_worth() -> None:
     assert splitter.cut == 1
 
 
-@pytest.mark.parametrize("form", ["plain", "gzip", "crlf", "utf-16", "container", "colours"])
+@pytest.mark.parametrize(
+    "form", ["plain", "gzip", "crlf", "utf-16", "container", "docker", "journal", "colours"]
+)
 def test_the_same_log_in_every_form(tmp_path: Path, form: str) -> None:
     data = TRACED * 3
     if form == "gzip":
@@ -87,6 +89,12 @@ def test_the_same_log_in_every_form(tmp_path: Path, form: str) -> None:
     elif form == "container":
         start = b"strata-1  | 2026-10-09T10:00:00.123Z "
         data = b"".join(start + line for line in data.splitlines(keepends=True))
+    elif form == "journal":
+        start = b"Oct 09 10:00:00 host strata[123]: "
+        data = b"".join(start + line for line in data.splitlines(keepends=True))
+    elif form == "docker":
+        lines = [{"log": line + "\n", "stream": "stderr"} for line in data.decode().splitlines()]
+        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
     elif form == "colours":
         data = data.replace(b"strata", b"\x1b[1mstrata").replace(b"\n", b"\x1b[0m\n")
     path = tmp_path / "engine.log"

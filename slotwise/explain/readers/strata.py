@@ -381,6 +381,8 @@ def _bare(line: str) -> str:
     """The line without colours and without what a journal or a container puts before it."""
     if "\x1b" in line:
         line = g.ANSI.sub("", line)
+    if line.startswith('{"log":"') and (match := g.DOCKER_JSON.match(line)):
+        line = match[1].replace('\\"', '"')
     if "strata" in line[:160] and (match := g.PREFIX.match(line)):
         return line[match.end() :]
     return line

@@ -177,6 +177,7 @@ MEASURED_COMMENT = re.compile(r"# run=(\d{1,6}) label=\S{1,80} measured=(True|Fa
 
 PREFIX = re.compile(r"[^\n]{0,120}?(?:\d\d:\d\d[^\n]{0,60}?|\| ?|\]: ?)(?=strata |\[strata\] )")
 """What a journal, a container or a script puts before each line."""
+DOCKER_JSON = re.compile(r'\{"log":"((?:[^"\\]|\\.){0,16384}?)(?:\\r)?(?:\\n)?"[,}]')
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 HEADS = (

@@ -35,7 +35,7 @@ _no_refill_line = Value.derived(0.0, "the trace has no refill line")
 _TTFT_WHY = "more than prompt_ms: the first window, and all before the engine's clock, come on top"
 _open_end = Value.bounded(0.0, None, "began, and its end is not in the log")
 
-measured = lru_cache(maxsize=1 << 14)(Value.measured)
+measured = lru_cache(maxsize=1 << 14, typed=True)(Value.measured)
 
 
 @dataclass(slots=True)
