@@ -48,30 +48,34 @@ from slotwise.explain.record import Life, Request, Value
 
 OPEN_LIMIT = 4096
 PORTS_LIMIT = 64
-_IK = ("INFO [", "======== Prompt cache", "generation eval time", "batch_pending_prompt")
-_NOISE = (
-    "slots are idle",
-    "done request",
-    "log_server_r",
-    "sampler chain",
-    "Chat format",
-    "selected slot by",
-    "n_decoded",
-    "n_gen =",
-    "graphs reused",
-    "statistics ",
-    "cache state:",
-    "- prompt 0x",
-    "looking for better prompt",
-    "found better prompt",
-    "slot released",
-    "sample time",
-    "sampling time",
-    "samplers time",
-    "unaccounted time",
-    "llama_model_loader",
-    "buffer type overriden",
-    "|---",
+_IK = re.compile(r"INFO \[|======== Prompt cache|generation eval time|batch_pending_prompt")
+_NOISE = re.compile(
+    "|".join(
+        (
+            "slots are idle",
+            "done request",
+            "log_server_r",
+            "sampler chain",
+            "Chat format",
+            "selected slot by",
+            "n_decoded",
+            "n_gen =",
+            "graphs reused",
+            "statistics ",
+            "cache state:",
+            "- prompt 0x",
+            "looking for better prompt",
+            "found better prompt",
+            "slot released",
+            "sample time",
+            "sampling time",
+            "samplers time",
+            "unaccounted time",
+            "llama_model_loader",
+            "buffer type overriden",
+            "\\|---",
+        )
+    )
 )
 _READ_AND_NOT_NEEDED = (
     "prompt done",
@@ -110,7 +114,6 @@ class _LifeState:
         self.facts: dict[str, Value] = {}
         self.version = ""
         self.first_clock: Clock | None = None
-        self.last_clock: Clock | None = None
         self.bench_columns = 0
         self.bench_rows = 0
 
@@ -169,7 +172,7 @@ class LlamaCppReader:
 
     def feed(self, line_no: int, line: str) -> None:
         state = self._state(line_no, line)
-        if not self._take(state, line_no, line) and not any(word in line for word in _NOISE):
+        if not self._take(state, line_no, line) and not _NOISE.search(line):
             self.unknown.see(line)
 
     def _state(self, line_no: int, line: str) -> _LifeState:
@@ -182,13 +185,13 @@ class LlamaCppReader:
             if len(self._states) >= PORTS_LIMIT:
                 return next(iter(self._states.values()))
             state = self._states[port] = _LifeState(line_no)
-        elif state.used() and START.search(line):
+        elif ("build" in line or "load" in line) and state.used() and START.search(line):
             self._finished.append(self._life(state))
             state = self._states[port] = _LifeState(line_no)
         return state
 
     def _take(self, state: _LifeState, line_no: int, line: str) -> bool:
-        if not state.ik and any(word in line for word in _IK):
+        if not state.ik and _IK.search(line):
             state.ik = True
         if "|" in line and (slot := SLOT.search(line)):
             item = _slot_item(state, line_no, slot)
@@ -252,24 +255,22 @@ def _slot_item(state: _LifeState, line_no: int, slot: re.Match[str]) -> Open | N
 
 
 def _slot_line(state: _LifeState, item: Open, line: str, text: str) -> bool:
-    clock = clock_of(line)
-    state.last_clock = clock or state.last_clock
-    if timing := TIMING.search(text):
-        _timing(item, timing, item.last, clock)
+    if "time =" in text and (timing := TIMING.search(text)):
+        _timing(item, timing, item.last, clock_of(line))
         return True
     if text.startswith("processing task"):
         item.launched = True
         _mark_shared(state)
-    elif removed := REMOVE.search(text):
-        _mark(state, item, int(removed[1]), clock)
-    elif new := NEW_PROMPT.search(text):
+    elif "end)" in text and (removed := REMOVE.search(text)):
+        _mark(state, item, int(removed[1]), clock_of(line))
+    elif text.startswith("new prompt") and (new := NEW_PROMPT.search(text)):
         item.prompt, item.launched = int(new[1]), True
         if context := CONTEXT.search(text):
             state.facts["context_tokens"] = Value.measured(int(context[1]))
     elif _progress(item, text) or _state_line(item, text):
         pass
     else:
-        return not text or any(word in line for word in _NOISE)
+        return not text or _NOISE.search(line) is not None
     return True
 
 
@@ -389,10 +390,10 @@ def _timing(item: Open, timing: re.Match[str], line_no: int, clock: Clock | None
 
 
 def _other(state: _LifeState, line_no: int, line: str) -> bool:
-    clock = clock_of(line)
-    if clock is not None and clock.kind == "engine" and state.first_clock is None:
-        state.first_clock = clock
-    if "prompt" in line and _cache_line(state, line_no, line, clock):
+    if state.first_clock is None:
+        clock = clock_of(line)
+        state.first_clock = clock if clock is not None and clock.kind == "engine" else None
+    if ("prompt" in line or state.cache_start) and _cache_line(state, line_no, line):
         return True
     if ('"' in line or state.json) and _json_line(state, line_no, line):
         return True
@@ -411,7 +412,7 @@ def _other(state: _LifeState, line_no: int, line: str) -> bool:
     elif "|" in line and _table(state, line_no, line):
         pass
     else:
-        return _start_up(state, line, clock)
+        return _start_up(state, line)
     return True
 
 
@@ -421,14 +422,14 @@ def _flag(state: _LifeState, task: int, name: str) -> None:
             setattr(item, name, True)
 
 
-def _cache_line(state: _LifeState, line_no: int, line: str, clock: Clock | None) -> bool:
+def _cache_line(state: _LifeState, line_no: int, line: str) -> bool:
     """The prompt cache is updated before a slot is launched: in no prompt eval time."""
     if update := CACHE_UPDATE.search(line):
         state.pending_cache, state.cache_line = Value.measured(float(update[1])), line_no
         state.cache_start = None
     elif "updating prompt cache" in line:
-        state.cache_start = clock
-    elif state.cache_start is not None and (ms := between_ms(state.cache_start, clock)):
+        state.cache_start = clock_of(line)
+    elif state.cache_start and (ms := between_ms(state.cache_start, clock_of(line))):
         why = "until the last line of the update that the log shows"
         state.pending_cache, state.cache_line = Value.bounded(round(ms, 3), None, why), line_no
     return state.pending_cache is not None and state.cache_line == line_no
@@ -538,9 +539,9 @@ def _bench_request(index: int, line_no: int, cells: list[float]) -> Request:
     )
 
 
-def _start_up(state: _LifeState, line: str, clock: Clock | None) -> bool:
+def _start_up(state: _LifeState, line: str) -> bool:
     if LOADED.search(line):
-        ms = between_ms(state.first_clock, clock)
+        ms = between_ms(state.first_clock, clock_of(line))
         if ms is not None:
             why = "from the log's first clock to `model loaded`"
             state.facts.setdefault("load_ms", Value.derived(round(ms, 3), why))
