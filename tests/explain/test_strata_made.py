@@ -334,6 +334,16 @@ def test_what_no_request_follows_is_noted() -> None:
     assert any("not followed" in note for note in life.notes)
 
 
+def test_the_tail_of_a_request_cut_off_is_given_to_no_other() -> None:
+    rate = "strata serve: decode expert cache hit rate: 90.0% (9 hits / 10 lookups)\n"
+    (life,) = lives(rate + summary(101, 90) + summary(102, 90) + rate.replace("90.0", "80.0"))
+    rates = [r.facts.get("decode hit rate %") for r in life.requests]
+    assert rates[0] is None
+    assert rates[1] is not None
+    assert rates[1].value == 80.0
+    assert any("not preceded" in note for note in life.notes)
+
+
 def test_a_short_prompt_on_a_split_is_two_stages() -> None:
     request = one(timing(1000, 7, wall=1005) + quiet(1000, 5) + summary(1001, 1010))
     assert phase(request, "prefill wall", "stage 0").ms.value == 1000

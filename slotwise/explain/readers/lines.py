@@ -127,7 +127,8 @@ def _feed_runs(sink: BulkSink, block: bytes, line_no: int) -> int:
         if start == len(data):
             break
         at = data.find(b"\n", start) + 1
-        sink.feed(line_no, as_text(data[start : at - 1]))
+        end = min(at - 1, start + LINE_LIMIT)
+        sink.feed(line_no, data[start:end].decode("utf-8", "replace"))
         line_no += 1
     return line_no
 

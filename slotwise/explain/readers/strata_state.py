@@ -93,11 +93,14 @@ class StrataState:
         self.held, self.draft = draft, Draft()
 
     def tail(self) -> Draft:
-        """The request that lines after a summary belong to."""
-        if self.held is not None:
-            self.held.last = max(self.held.last, self.no)
-            return self.held
-        return self.touch()
+        """The request that lines after a summary belong to; one cut off the log has none."""
+        if self.held is None:
+            note = "lines that come after a summary were not preceded by one"
+            if note not in self.life.notes:
+                self.life.notes.append(note)
+            return Draft()
+        self.held.last = max(self.held.last, self.no)
+        return self.held
 
 
 def _run_tokens(draft: Draft) -> int:
