@@ -330,8 +330,12 @@ def two_costs(
     vif, condition = inflation([a, b]), condition_number([a, b])
     names = ("fixed", f"per {per[0]}", f"per {per[1]}")
     if vif > MOST_INFLATION or condition > MOST_INFLATION:
+        still = next((p for p, column in zip(per, (a, b), strict=True) if len(set(column)) < 2), "")
         why = (
-            f"{per[0]}s and {per[1]}s grow together (variance inflation {vif:.3g}, condition "
+            f"{still}s are the same in every sample, so their cost cannot be told from the fixed "
+            f"one. Arms in which {still}s differ would tell it."
+            if still
+            else f"{per[0]}s and {per[1]}s grow together (variance inflation {vif:.3g}, condition "
             f"number {condition:.3g}; above {MOST_INFLATION:.0f} their costs cannot be told "
             f"apart). Crossing them would: the same prompt sizes in arms with other pool sizes "
             f"or refill policies, so that {per[1]}s change while {per[0]}s do not."

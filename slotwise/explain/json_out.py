@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 from slotwise.explain.compare import Comparison
@@ -16,6 +16,7 @@ from slotwise.explain.levers import LeverReport
 from slotwise.explain.record import SCHEMA
 from slotwise.explain.summary import Explained
 
+MOST_INDENTED = 5_000
 UNITS = {"_ms": "milliseconds", "tokens": "count", "bytes": "bytes", "slots": "expert slots"}
 
 
@@ -39,18 +40,21 @@ def levers_document(report: LeverReport) -> dict[str, Any]:
 
 
 def dumps(document: dict[str, Any]) -> str:
-    return json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    """The document as text; indented unless it is so long that nobody reads it."""
+    requests = sum(len(life["requests"]) for life in document.get("lives", ()))
+    indent = 1 if requests <= MOST_INDENTED else None
+    return json.dumps(plain(document), indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def plain(value: Any) -> Any:
     """Dataclasses as objects, tuples as lists, numbers that are not finite as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, float):
+        # twelve digits: what a clock told, without the dust of binary subtraction
+        return float(f"{value:.12g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(v) for v in value]
-    if isinstance(value, float):
-        # twelve digits: what a clock told, without the dust of binary subtraction
-        return float(f"{value:.12g}") if math.isfinite(value) else None
-    return value
+    return {f.name: plain(getattr(value, f.name)) for f in fields(value)}

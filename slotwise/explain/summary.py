@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from random import Random
+from typing import TypeVar
 
 from slotwise.explain.fit import (
     Fit,
@@ -29,8 +31,12 @@ from slotwise.explain.stats import Estimate, mean, median
 REMAINDER = "remainder"
 OUTER = "outer"
 _ORDER = {"request": 0, REMAINDER: 1, OUTER: 2}
+MOST_SAMPLES = 20_000
 COLD_APART_FROM = 4
 """The first request of a size stands apart when at least this many have that size."""
+
+
+Sample = TypeVar("Sample")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +164,9 @@ def read_cost(requests: Sequence[Request]) -> ReadCost:
             what=what, n=len(parts), line=None, floor=None, warnings=tuple(notes),
             why_not=f"{why}: fixed and per-token cost cannot be told apart",
         )  # fmt: skip
+    parts, thinned = _at_most(parts)
     x, y = [p[0] for p in parts], [p[1] for p in parts]
-    line = straight_line(x, y, name=what, per="token", warnings=notes)
+    line = straight_line(x, y, name=what, per="token", warnings=[*notes, *thinned])
     floor = None
     if line.lack_of_fit is None or line.lack_of_fit.rejects:
         floor = floor_then_line(x, y, name=what, per="token")
@@ -177,8 +184,9 @@ def refill_cost(requests: Sequence[Request]) -> tuple[RateCheck | None, str]:
             samples.append((slots, ms))
     if not samples:
         return None, "no refill with both its slots and its time"
+    samples, thinned = _at_most(samples)
     x, y = [s[0] for s in samples], [s[1] for s in samples]
-    return constant_rate(x, y, name="refill", per="slot"), ""
+    return constant_rate(x, y, name="refill", per="slot", warnings=thinned), ""
 
 
 def slot_and_token_cost(requests: Sequence[Request]) -> Fit | None:
@@ -191,6 +199,7 @@ def slot_and_token_cost(requests: Sequence[Request]) -> Fit | None:
     known = [(t, s, y) for t, s, y in rows if t is not None and s is not None and y is not None]
     if len(known) < 4 or len({t for t, _, _ in known}) < 2:
         return None
+    known, _ = _at_most(known)
     tokens, slots, y = ([float(v) for v in column] for column in zip(*known, strict=True))
     return two_costs(tokens, slots, y, name="prompt clock", per=("token", "slot"))
 
@@ -255,6 +264,16 @@ def _parts(requests: Iterable[Request]) -> list[tuple[float, float]]:
         if len(reads) == batched_parts(r):
             samples += [(float(p.tokens or 0), p.ms.value) for p in reads if p.ms.known]
     return [(x, y) for x, y in samples if y is not None]
+
+
+def _at_most(samples: list[Sample]) -> tuple[list[Sample], list[str]]:
+    """At most 20,000 samples drawn at random, in order, and a note when some are left out."""
+    if len(samples) <= MOST_SAMPLES:
+        return samples, []
+    # not every k-th: the sizes of a ladder come in turn, and k could hit one size only
+    chosen = sorted(Random(0).sample(range(len(samples)), MOST_SAMPLES))
+    note = f"{MOST_SAMPLES:,} of {len(samples):,} samples, drawn at random, are in this fit"
+    return [samples[i] for i in chosen], [note]
 
 
 def _whole_read(request: Request) -> float | None:

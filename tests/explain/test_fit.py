@@ -11,7 +11,7 @@ import pytest
 from explain import made
 from scipy import stats as scipy_stats
 
-from slotwise.explain import fit
+from slotwise.explain import fit, summary
 from slotwise.explain.summary import summarise
 
 RNG = np.random.default_rng(11)
@@ -259,3 +259,20 @@ def test_what_was_reused_is_not_guessed_and_read_tokens_stand_for_an_unknown_pro
     unknown = [replace(r, prompt=made.MISSING, reused=made.MISSING) for r in unsaid]
     said = summarise(made.life(unknown))
     assert [g.label for g in said.groups] == ["read 157 tokens, reuse not said"]
+
+
+def test_slots_that_never_change_are_not_said_to_grow() -> None:
+    got = fit.two_costs(X, [311.0] * len(X), Y, name="clock", per=("token", "slot"))
+    assert "slots are the same in every sample" in got.refused
+
+
+def test_a_very_long_log_is_fitted_on_a_random_part_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(summary, "MOST_SAMPLES", 100)
+    requests = made.ladder(repeats=100)  # three sizes in turn: every 3rd would be one size
+    said = summarise(made.life(requests))
+    assert said.read.line is not None
+    assert said.read.line.n == 100
+    assert said.read.line.term("per token").value == pytest.approx(0.7, abs=1e-3)
+    assert any("drawn at random" in w for w in said.read.line.warnings)
