@@ -204,6 +204,16 @@ def test_classic_block_guards_against_zero() -> None:
     assert request.remainders[0].ms.value == 5.0
 
 
+def test_a_programs_summary_is_not_the_open_slots() -> None:
+    slot, summary = life(
+        "1.00.000.000 I slot print_timing: id  0 | task 9 | prompt processing, n_tokens =   64, "
+        "progress = 0.20\n"
+        "1.01.000.000 I common_perf_print: prompt eval time =     328.96 ms /     5 tokens\n"
+    ).requests
+    assert (slot.status, slot.read.low) == ("incomplete", 64)
+    assert summary.read.value == 5
+
+
 def test_slots_that_interleave_stay_apart() -> None:
     def slot(number: int, task: int, text: str) -> str:
         return f"1.00.{task:03d}.000 I slot update_slots: id  {number} | task {task} | {text}\n"

@@ -356,6 +356,9 @@ def _timing_item(state: _LifeState, line_no: int, line: str, kind: str) -> Open:
         if item.task in (None, -1, ids.get("id_task", ids.get("task_id", item.task))):
             state.switch(item)
             return item
+    classic = "llama_print_timings" in line or "perf_" in line
+    if classic and state.current is not None and state.current.slot is not None:
+        state.current = None  # a program's own summary, not the slot's
     item = state.current
     fresh = kind in ("prompt eval", "load")
     if item is None or (fresh and item.prompt_ms is not None):
@@ -367,8 +370,7 @@ def _timing_item(state: _LifeState, line_no: int, line: str, kind: str) -> Open:
         item.task = ids.get("id_task", ids.get("task_id"))
         if slot is not None and len(state.open) < OPEN_LIMIT:
             state.open[slot] = item
-    classic = "llama_print_timings" in line or "perf_" in line
-    if classic and item.slot is None:
+    if classic:
         item.style, state.classic = "classic", True
     return item
 
@@ -429,6 +431,7 @@ def _cache_line(state: _LifeState, line_no: int, line: str) -> bool:
         state.cache_start = None
     elif "updating prompt cache" in line:
         state.cache_start = clock_of(line)
+        return True
     elif state.cache_start and (ms := between_ms(state.cache_start, clock_of(line))):
         why = "until the last line of the update that the log shows"
         state.pending_cache, state.cache_line = Value.bounded(round(ms, 3), None, why), line_no
