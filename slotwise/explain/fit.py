@@ -19,6 +19,7 @@ from slotwise.explain.stats import Estimate, t_quantile
 LEAST_FREEDOM = 2
 MOST_LEVERAGE = 0.98
 MOST_INFLATION = 10.0
+SAME_RATE = 0.01
 REPEAT_WITHIN = 0.05
 """Sizes closer than this share of each other count as the same size, repeated."""
 
@@ -292,13 +293,17 @@ def constant_rate(
 ) -> RateCheck:
     """ms per unit through the origin, against a line with an intercept.
 
-    A constant rate holds when the intercept's interval contains zero; where there are too few
-    samples for an interval only the spread of the rates is given and `holds` is None.
+    It holds when the intercept's interval contains zero and the line passes its test, or when the
+    rates of the sizes lie within 1 % of each other, whatever a test with very little scatter says.
+    Where there are too few samples for an interval `holds` is None.
     """
     rate = ols([x], y, name=name, names=(f"per {per}",), units=(f"ms/{per}",), warnings=warnings)
     rates = [b / a for a, b in zip(x, y, strict=True)]
     low, high = min(rates), max(rates)
+    apart = rate_spread(x, rates)
     spread = f"single rates {low:.3f} to {high:.3f} ms/{per}"
+    if len(set(repeated_sizes(x))) > 1:
+        spread += f", sizes within {apart:.1%} of each other"
     if len(set(x)) < 2:
         words = f"cannot say: every sample has the same number of {per}s; {spread}"
         return RateCheck(
@@ -311,12 +316,26 @@ def constant_rate(
             rate=rate, with_intercept=line, lowest=low, highest=high, holds=None,
             words=f"n = {len(x)} is too small to test it; {spread}",
         )  # fmt: skip
-    holds = not fixed.excludes(0.0) and not (line.lack_of_fit and line.lack_of_fit.rejects)
-    verdict = "consistent with a constant rate" if holds else "a constant rate does not hold"
+    passes = not fixed.excludes(0.0) and not (line.lack_of_fit and line.lack_of_fit.rejects)
+    holds = passes or apart <= SAME_RATE
+    verdict = "a constant rate does not hold"
+    if passes:
+        verdict = "consistent with a constant rate"
+    elif holds:
+        verdict = "a constant rate for any practical purpose, though not exactly one"
     words = f"{verdict}: intercept {fixed.value:.3g} ms [{fixed.low:.3g}, {fixed.high:.3g}]; "
     return RateCheck(
         rate=rate, with_intercept=line, lowest=low, highest=high, holds=holds, words=words + spread
     )
+
+
+def rate_spread(x: Sequence[float], rates: Sequence[float]) -> float:
+    """How far the mean rates of the sizes are apart, as a share of their mean."""
+    sizes: dict[int, list[float]] = {}
+    for size, rate in zip(repeated_sizes(x), rates, strict=True):
+        sizes.setdefault(size, []).append(rate)
+    means = [sum(v) / len(v) for v in sizes.values()]
+    return (max(means) - min(means)) / (sum(means) / len(means)) if sum(means) else 0.0
 
 
 def two_costs(

@@ -193,6 +193,11 @@ def test_a_constant_rate_holds_or_does_not() -> None:
     bad = fit.constant_rate(slots, [v + 40 for v in constant], name="refill", per="slot")
     assert bad.holds is False
     assert "does not hold" in bad.words
+    tiny = fit.constant_rate(slots, [v + 0.75 for v in constant], name="refill", per="slot")
+    assert tiny.with_intercept is not None
+    assert tiny.with_intercept.term("fixed").excludes(0.0)
+    assert tiny.holds is True
+    assert "practical" in tiny.words
     few = fit.constant_rate(slots[::2], constant[::2], name="refill", per="slot")
     assert few.holds is None
     one = fit.constant_rate([5.0] * 6, constant, name="refill", per="slot")
