@@ -45,6 +45,7 @@ class Engine:
         self.last_record: RequestRecord | None = None
         """Of the latest request, once its generator has ended."""
         self._requests = 0
+        self._running: _Request | None = None
         self._reader = PromptReader(
             loaded.network,
             backend=loaded.backend,
@@ -111,10 +112,12 @@ class Engine:
 
         What the state already holds of it is reused. A stop token ends the answer and is not
         given. While the first step is with the caller its time counts as the phase `emit`: write
-        it out before asking for the next. Ends early when `cancel` is set.
+        it out before asking for the next.
 
-        Raises UsageError for a prompt that is empty or too long, StoreError when an expert cannot
-        be read; the engine then serves the next request as if this one had not been.
+        Raises Cancelled soon after `cancel` is set; UsageError for a prompt that is empty or too
+        long, and while another request's steps are neither read to their end nor closed;
+        StoreError when an expert cannot be read. The engine then serves the next request as if
+        this one had not been.
         """
         name, ledger = opened or self.new_ledger()
         request = _Request(self, name, ledger, cancel or threading.Event())
@@ -204,6 +207,7 @@ class _Request:
     ) -> Iterator[Step]:
         status: Status = "failed"
         try:
+            self._begin()
             token = self._first_token(prompt, sampler)
             if token not in stop:
                 with self._ledger.phase("emit"):
@@ -218,6 +222,14 @@ class _Request:
             raise
         finally:
             self.finish(status)
+
+    def _begin(self) -> None:
+        if self._engine._running is not None:
+            raise UsageError(
+                f"request {self._engine._running._books.name} has not ended",
+                next_step="Read its steps to the end or close them first.",
+            )
+        self._engine._running = self
 
     def _first_token(self, prompt: Sequence[int], sampler: Sampler) -> int:
         loaded, ledger, books = self._loaded, self._ledger, self._books
@@ -301,6 +313,8 @@ class _Request:
 
     def finish(self, status: Status) -> None:
         """Closes what is open and files the record."""
+        if self._engine._running is self:
+            self._engine._running = None
         if self._books.ledger is None:
             self._books.ledger = self._ledger.close(status)
         self._engine.last_record = record = self._books.record(status, self._engine.tracing.lanes)

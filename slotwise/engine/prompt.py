@@ -8,7 +8,7 @@ its own row, so the result does not depend on what was resident.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +85,7 @@ class PromptReader:
         With `logits`, appends f32 [T, n_vocab] for every chunk (for tests; costs memory).
         Raises StoreError, Cancelled, or SlotwiseError when no loan is large enough.
         """
-        widest = min(self._chunk, len(tokens))
+        widest, self.last_loan = min(self._chunk, len(tokens)), None
         with self._memory(widest, padded(start + len(tokens)), ledger) as (memory, extents):
             for first in range(0, len(tokens), self._chunk):
                 chunk = tokens[first : first + self._chunk]
@@ -108,9 +108,8 @@ class PromptReader:
         with ledger.phase("lend"):
             needed = scratch_bytes(self._network, n_tokens, n_kv)
         if self._experts is None or self._arena is None:
-            buffer = Buffer(needed)
-            yield buffer, ((0, needed),)
-            buffer.close()
+            with closing(Buffer(needed)) as buffer:
+                yield buffer, ((0, needed),)
             return
         with ledger.phase("lend"):
             loan = self._lend(self._experts, needed, n_tokens, n_kv)

@@ -414,6 +414,31 @@ def test_an_answer_that_nobody_begins_to_read(engine: Engine, answer: list[int])
     check_serves(engine, answer)
 
 
+def test_one_request_at_a_time(engine: Engine, answer: list[int]) -> None:
+    """Two would write into the same state, and every later answer might be wrong."""
+    steps = engine.generate(PROMPT, sampling=GREEDY, max_tokens=N)
+    tokens = [next(steps).token, next(steps).token]
+    with pytest.raises(UsageError, match="has not ended"):
+        generate(engine, OTHER)
+    assert record_of(engine).status == "failed"
+    tokens += [step.token for step in steps]
+    assert tokens == answer
+    check_serves(engine, answer)
+
+
+def test_a_loan_that_cannot_be_had(engine: Engine, answer: list[int]) -> None:
+    generate(engine, OTHER)
+    assert record_of(engine).loan is not None
+    with (
+        patch.object(engine.loaded.experts, "lend", side_effect=SlotwiseError("no")),
+        pytest.raises(SlotwiseError, match="no"),
+    ):
+        generate(engine)
+    record = record_of(engine)
+    assert (record.status, record.loan, record.tokens.read) == ("failed", None, 0)
+    check_serves(engine, answer)
+
+
 @pytest.mark.parametrize("after", [1, 2])
 def test_an_error_of_the_reader(engine: Engine, answer: list[int], after: int) -> None:
     steps: Any = engine.generate(PROMPT, sampling=GREEDY, max_tokens=N)
