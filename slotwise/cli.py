@@ -21,6 +21,7 @@ from slotwise.cli_support import (
     write,
 )
 from slotwise.errors import Interrupted, UsageError
+from slotwise.explain.commands import explain_group
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -264,6 +265,9 @@ def demo(folder: Path, source: Path | None, threads: int | None) -> None:
 
     with progress_bar() as progress:
         tell(folder, source=source, threads=threads, write=write, progress=progress)
+
+
+app.add_command(explain_group)
 
 
 def main(arguments: list[str] | None = None) -> int:
