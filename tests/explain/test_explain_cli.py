@@ -223,7 +223,11 @@ def test_following_shows_what_is_appended(log: Path) -> None:
             assert any("654.3" in line for line in seen)
         finally:
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=20)
+            try:
+                _, err = process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
     assert process.returncode == 130
     assert "Traceback" not in err
 
