@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine.rig import PROMPT, Small, check_idle, generate, open_engine, settings
+from gguf import GGUFWriter
 from reference.quantise import quantise
 from reference.tiny import ARCHITECTURES, random_weight, write_gguf
 from reference.writers.shared import Architecture
@@ -156,3 +157,30 @@ def test_an_architecture_nobody_knows(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", odd, type_of=lambda _: "F32")
     with pytest.raises(Refused, match=r"'llama5'; expected one of llama, qwen3moe"):
         Engine.open(path, settings())
+
+
+def test_a_model_in_several_files(small: Callable[[str], Small], tmp_path: Path) -> None:
+    """Experts and dense tensors of a layer may lie in different shards."""
+    architecture = ARCHITECTURES["gpt-oss"]
+    writer = GGUFWriter(tmp_path / "split.gguf", architecture.name, split_max_tensors=7)
+    add: dict[type, Callable[[str, Any], None]] = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
+    for key, value in architecture.metadata.items():
+        add[type(value)](f"{architecture.name}.{key}", value)
+    writer.add_string("tokenizer.ggml.model", "none")
+    for name in architecture.shapes:
+        writer.add_tensor(name, random_weight(name, architecture))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    shards = sorted(tmp_path.glob("*.gguf"))
+    assert len(shards) > 5
+    with open_engine(small("gpt-oss")) as engine:
+        expected = engine.logits(PROMPT)
+    for shard in (shards[0], shards[3]):
+        with Engine.open(shard, settings(slots=1)) as engine:
+            np.testing.assert_array_equal(engine.logits(PROMPT), expected)
