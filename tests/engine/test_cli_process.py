@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -228,3 +231,82 @@ def test_no_color_is_honoured_where_colours_are_forced(talking: Path) -> None:
     assert b"\x1b[" in forced.stderr, "nothing to switch off: this test could not fail"
     plain = slotwise("run", talking, "-p", "hello", *FEW, env={"FORCE_COLOR": "1", "NO_COLOR": "1"})
     assert not any(b"\x1b[%d" % colour in plain.stderr for colour in range(30, 50))
+
+
+class Terminal:
+    """A process whose three streams are one terminal."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self.master, slave = os.openpty()
+        self.process = subprocess.Popen(
+            command(*arguments),
+            env=environment(TERM="xterm"),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self.seen = b""
+
+    def until(self, words: bytes) -> None:
+        while words not in self.seen:
+            try:
+                more = os.read(self.master, 4096)
+            except OSError:  # Linux says so when the other side is closed
+                more = b""
+            assert more, self.seen
+            self.seen += more
+        self.seen = self.seen.partition(words)[2]
+
+    def wait(self) -> None:
+        """Until something is there to be seen."""
+        self.seen = self.seen or os.read(self.master, 1)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def end(self) -> int:
+        rest = self.seen
+        with contextlib.suppress(OSError):
+            while more := os.read(self.master, 4096):
+                rest += more
+        os.close(self.master)
+        check_quiet(rest)
+        return self.process.wait(LIMIT)
+
+
+def test_a_chat_at_a_terminal(talking: Path) -> None:
+    terminal = Terminal("chat", talking, *FEW)
+    terminal.until(b"> ")
+    terminal.type(b"hello\r")
+    terminal.until(b"first token")
+    terminal.until(b"> ")
+    terminal.type(b"\r")  # an empty line is no message
+    terminal.until(b"> ")
+    terminal.type(b"and now?\r")
+    terminal.until(b" reused")
+    terminal.until(b"> ")
+    terminal.type(b"\x04")
+    assert terminal.end() == 0
+
+
+def test_ctrl_c_at_the_prompt_of_a_terminal(talking: Path) -> None:
+    terminal = Terminal("chat", talking, *FEW)
+    terminal.until(b"> ")
+    terminal.type(b"\x03")
+    assert terminal.end() == 130
+
+
+def test_ctrl_c_during_an_answer_at_a_terminal(talking: Path) -> None:
+    terminal = Terminal("chat", talking, *LONG)
+    terminal.until(b"> ")
+    terminal.type(b"hello\r")
+    terminal.until(b"hello\r\n")
+    terminal.wait()  # for the first byte of the answer
+    terminal.type(b"\x03")
+    terminal.until(b"first token")
+    terminal.until(b"> ")
+    terminal.type(b"\x04")
+    assert terminal.end() == 0
