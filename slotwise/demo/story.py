@@ -138,9 +138,9 @@ def _compare_refills(stage: Stage, answerer: Answerer) -> None:
     _console().print(side_by_side(*pair, names=("blocking", "deferred")))
     spread = max(_spread(of_policy) for of_policy in records.values()) / 1e6
     stage.say(
-        f"   Requests of one policy differed by up to {spread:,.0f} ms: a smaller difference in the\n"
-        "   time to the first token is the machine's. What the policy changes is the time spent\n"
-        "   waiting for the refill."
+        f"   Requests of one policy differed by up to {spread:,.0f} ms: a smaller difference in\n"
+        "   the time to the first token is the machine's. What the policy changes is the time\n"
+        "   spent waiting for the refill."
     )
 
 
