@@ -22,6 +22,7 @@ from slotwise.cli_support import (
 )
 from slotwise.errors import Interrupted, UsageError
 from slotwise.explain.commands import explain_group
+from slotwise.findings.commands import findings_group
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -268,6 +269,7 @@ def demo(folder: Path, source: Path | None, threads: int | None) -> None:
 
 
 app.add_command(explain_group)
+app.add_command(findings_group)
 
 
 def main(arguments: list[str] | None = None) -> int:

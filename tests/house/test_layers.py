@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "engine": (BELOW_ENGINE, {"numpy", "rich"}),
     "demo": ({"engine", "trace", "weights"}, {"gguf", "numpy", "rich"}),
     "explain": (TRACE, {"click", "jinja2", "numpy", "rich", "scipy"}),
-    "findings": (TRACE, {"rich"}),
+    "findings": (TRACE, {"click"}),
     "ladder": (TRACE | {"explain", "findings"}, {"rich"}),
     "serve": (BELOW_ENGINE | {"engine"}, {"starlette", "uvicorn"}),
 }
