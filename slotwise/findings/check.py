@@ -130,10 +130,10 @@ def _check_citations(record: Record, report: Report, repo: Path | None) -> None:
         try:
             citation = checkout.cite(source)
         except NotCited as error:
-            report.add("problem", where, str(error))
+            report.add("problem", where, f"{source}: {error}")
             continue
         except CannotCheck as error:
-            report.add("unchecked", where, str(error))
+            report.add("unchecked", where, f"{source}: {error}")
             continue
         report.citations.append((where, citation))
         if source.sha256 and source.sha256 != citation.sha256:

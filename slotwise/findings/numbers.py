@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 
 _TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "sec": 1, "min": 60,
          "second": 1, "seconds": 1, "milliseconds": 1e-3, "minutes": 60}  # fmt: skip
@@ -34,9 +35,12 @@ UNITS: dict[str, tuple[str, float]] = (
 """Unit -> (what it measures, its size in that dimension's own unit)."""
 _KEY_UNITS = {unit.lower(): unit for unit in UNITS}
 
-_CITATION = re.compile(r"`[^`\s]*[A-Za-z_./][^`\s]*:\d+(?:[-–]\d+)?`")
+_NO_NUMBERS = re.compile(
+    r"`[^`\s]*[A-Za-z_./][^`\s]*:\d+(?:[-–]\d+)?`|\b\d{4}-\d\d-\d\d\b|\b\d+(?:\.\d+){2,}\b"
+)
+"""Cited lines, dates, versions."""
 _BREAKS = re.compile(r"[\s()\[\]{}|=~≈<>≤≥±:;\"“”—…]+|(?<=\d)[–×x/](?=\d)|(?<=\d)-(?=\d+(?!\d*-))")
-_AMOUNT = r"(?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?"
+_AMOUNT = r"(?:(?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _WORD = re.compile(rf"([-+−]?)({_AMOUNT})(k?)(?:-?([A-Za-zµμ%][A-Za-zµμ%/]*))?")
 _IN_TEXT = re.compile(
     rf"(?<![\w.])([-+]?)({_AMOUNT})(?![\d.]*\d)(?:[ \t]?([A-Za-zµμ%]+(?:/[A-Za-z]+)?))?"
@@ -65,14 +69,17 @@ class Found:
 
 
 def stated_numbers(statement: str) -> list[Stated]:
-    words = [w for w in _BREAKS.split(_CITATION.sub(" ", statement)) if w]
+    """In order. What looks like a number and cannot be read agrees with nothing."""
+    words = [w for w in _BREAKS.split(_NO_NUMBERS.sub(" ", statement)) if w]
     made = []
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in pairwise([*words, ""]):
         for part in _parts(word):
             number = _WORD.fullmatch(part)
             if number and number[4] not in ("st", "nd", "rd", "th"):
-                unit = number[4] or _known_unit(_trimmed(after))
+                unit = number[4] or _trimmed(after)
                 made.append(_stated(number[1], number[2], thousands=bool(number[3]), unit=unit))
+            elif re.fullmatch(r"[-+−]?\.?\d[^A-Za-zµμ]*", part):
+                made.append(Stated(part, math.nan, 0.0))
     return made
 
 
@@ -154,7 +161,7 @@ def _parts(word: str) -> list[str]:
 
 
 def _trimmed(word: str) -> str:
-    return word.strip("*_`'’‘$€,!?").rstrip(".")
+    return word.rstrip(".").strip("*_`'’‘$€,!?").rstrip(".")
 
 
 def _known_unit(word: str) -> str:
