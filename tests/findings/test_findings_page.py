@@ -1,4 +1,4 @@
-"""The worked example of docs/findings.md, run as it stands: what the page shows is what comes out."""
+"""The worked example of docs/findings.md, run as it stands: the page shows what comes out."""
 
 from __future__ import annotations
 
