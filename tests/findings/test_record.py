@@ -56,7 +56,8 @@ def places(document: Any) -> list[Any]:
     return [document] + [p for v in inside if isinstance(v, dict | list) for p in places(v)]
 
 
-JUNK = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+JUNK = st.none() | st.booleans() | st.integers() | FLOATS | st.text(max_size=5)
 VALUES = JUNK | st.lists(JUNK, max_size=2) | st.dictionaries(st.text(max_size=3), JUNK, max_size=2)
 
 
