@@ -179,9 +179,9 @@ def _step(text: str) -> float:
     """0.01 for `1.25`, 1 for `12,532`, 100 for `1.2e3`."""
     digits, _, power = text.lower().partition("e")
     decimals = len(digits.partition(".")[2])
-    return 10.0 ** (int(power or 0) - decimals)
+    return 10.0 ** min(int(power or 0) - decimals, 300)
 
 
 def _float(text: str) -> float:
     value = float(text.replace(",", "").replace("_", ""))
-    return value if math.isfinite(value) else 0.0
+    return value if math.isfinite(value) else math.nan  # which agrees with nothing

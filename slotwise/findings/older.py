@@ -45,6 +45,7 @@ def from_older(document: dict[str, Any]) -> dict[str, Any]:
             {"statement": text} for text in _texts(_first(document, ("observations", "notes")))
         ],
         "invocation": None,
+        "missing": {"invocation": "the older form has no place for it"},
         "tool": {"name": "converted from the older form", "version": "v1"},
     }
 

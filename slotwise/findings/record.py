@@ -165,6 +165,10 @@ def parse_strictly(data: bytes) -> Any:
             f"holds {text}, which is no JSON number", next_step="Write null, and why in `missing`."
         )
 
+    def whole(text: str) -> int:
+        number(text)
+        return int(text)
+
     def number(text: str) -> float:
         value = float(text)
         return value if math.isfinite(value) else constant(text[:40])
@@ -172,7 +176,7 @@ def parse_strictly(data: bytes) -> Any:
     try:
         return json.loads(
             data.decode("utf-8-sig"), object_pairs_hook=pairs, parse_constant=constant,
-            parse_float=number,
+            parse_float=number, parse_int=whole,
         )  # fmt: skip
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
@@ -181,8 +185,6 @@ def parse_strictly(data: bytes) -> Any:
         raise SlotwiseError(f"is not UTF-8 text (byte {error.start:,})") from None
     except RecursionError:
         raise SlotwiseError("is nested too deeply") from None
-    except ValueError:  # a whole number of thousands of digits
-        raise SlotwiseError("holds a number too long to read") from None
 
 
 def _minor_version(schema: str) -> tuple[int, Issue | None]:

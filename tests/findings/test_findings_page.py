@@ -60,9 +60,9 @@ def calls(text: str) -> list[tuple[str, str]]:
 def test_new_gives_the_page_s_revision_and_checksum(
     desk: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = "findings new --subject-repo engine --evidence window.log"
+    command: str = "findings new --subject-repo engine --evidence window.log"
     assert f"`slotwise {command} -o refill.json`" in PAGE.read_text()
-    assert main(command.split()) == 0
+    assert main([*command.split()]) == 0
     made, page = json.loads(capfd.readouterr().out), json.loads(block("json"))
     assert made["subject"] == page["subject"]
     assert made["evidence"][0]["sha256"] == page["evidence"][0]["sha256"]

@@ -77,6 +77,12 @@ def test_when_numbers_agree(text: str, value: float, unit: str, same: bool) -> N
     assert agrees(number, Found(value, unit, "")) is same
 
 
+def test_powers_beyond_a_float_are_survived() -> None:
+    for text in ("1e999 ms", ".1e-999", "-9e300k"):
+        (number,) = stated_numbers(text)
+        assert not agrees(number, Found(1.0, "", ""))
+
+
 def test_what_cannot_be_read_agrees_with_nothing() -> None:
     (number,) = stated_numbers("12'532 ms")
     assert not agrees(number, Found(12_532, "ms", ""))
