@@ -14,6 +14,7 @@ from slotwise.explain.readers import follow_files, read_files
 from slotwise.explain.readers import lines as lines_module
 from slotwise.explain.readers.base import OTHER_SHAPES, SHAPES_LIMIT, Unknown
 from slotwise.explain.readers.lines import LINE_LIMIT, Splitter, feed_block
+from slotwise.explain.readers.strata import StrataReader
 
 SUMMARY = (
     b"strata serve: prompt 101 tokens = 0 reused + 101 read in 90 ms (1.0 tok/s), 8 generated in "
@@ -34,10 +35,16 @@ class Recorder:
     def feed(self, line_no: int, line: str) -> None:
         self.seen.append((line_no, line))
 
-    def feed_bulk(self, line_no: int, run: bytes) -> int:
-        found = run.decode("latin1").split("\n")[:-1]
+    def feed_bulk(self, line_no: int, block: bytes, at: int) -> tuple[int, int]:
+        """Whole lines only, and of some runs none at all."""
+        count, start = 0, at
+        while block.startswith(self.bulk, at) and (end := block.find(b"\n", at)) >= 0:
+            count, at = count + 1, end + 1
+        if count % 3 == 0:
+            return 0, start
+        found = block[start : at - 1].decode("latin1").split("\n")
         self.seen += [(line_no + i, line) for i, line in enumerate(found)]
-        return len(found)
+        return count, at
 
 
 @given(st.lists(st.sampled_from([b"bulk 1", b"bulk ", b"other", b"", b"bulk"]), min_size=1))
@@ -45,6 +52,42 @@ def test_bulk_lines_come_in_order_and_numbered(lines: list[bytes]) -> None:
     recorder = Recorder(b"bulk ")
     assert feed_block(recorder, b"\n".join(lines), 5) == 5 + len(lines)
     assert recorder.seen == [(5 + i, line.decode()) for i, line in enumerate(lines)]
+
+
+_windows = st.builds(
+    b"strata trace: window %d %d".__mod__, st.tuples(st.integers(97, 103), st.integers(0, 11))
+)
+_almost_windows = st.sampled_from(
+    [
+        b"strata trace: window ",
+        b"strata trace: window 10 1 ",
+        b"strata trace: window 101",
+        b"strata trace: window  11 1",
+        b"strata trace: window -11 1",
+        b"strata tr1ce: window  1",
+        b"strata1234567 trace: window 1",
+        b"strata trace1234567: window 1",
+        b"strata trace: win1dow 10 1",
+        b"strata trace: window1 10 1",
+        b"strata trace: window 101  1",
+        b"strata trace: window 10 1 1",
+        b"strata trace: window 1\xc0 1",
+        b"strata trace: window 1234567890123456 1",
+        b"strata trace: request 11 0",
+        b"",
+    ]
+)
+
+
+@given(st.lists(st.one_of(_windows, _windows, _almost_windows), min_size=1, max_size=30))
+def test_windows_taken_together_are_those_taken_one_by_one(lines: list[bytes]) -> None:
+    together, one_by_one = StrataReader("a"), StrataReader("a")
+    assert feed_block(together, b"\n".join(lines), 5) == 5 + len(lines)
+    for i, line in enumerate(lines):
+        one_by_one.feed(5 + i, line.decode("utf-8", "replace"))
+    assert together.draft == one_by_one.draft
+    assert together.finish() == one_by_one.finish()
+    assert together.unknown.counts == one_by_one.unknown.counts
 
 
 @given(st.binary(max_size=400), st.integers(1, 50))

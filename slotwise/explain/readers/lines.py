@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import re
 import zlib
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Protocol, cast
 
@@ -32,8 +30,8 @@ class BulkSink(Sink, Protocol):
     bulk: bytes
     """How such a line begins."""
 
-    def feed_bulk(self, line_no: int, run: bytes) -> int:
-        """Consecutive lines that all begin with `bulk`, with their ends: how many."""
+    def feed_bulk(self, line_no: int, block: bytes, at: int) -> tuple[int, int]:
+        """Take lines from `at` on, where one begins with `bulk`. How many, and what is next."""
         ...
 
 
@@ -107,36 +105,31 @@ def as_text(line: bytes) -> str:
 
 def feed_block(sink: Sink, block: bytes, first_line: int) -> int:
     """Give every line of `block` to the reader; return the number of the line after it."""
-    bulk = getattr(sink, "bulk", b"")
-    if bulk and bulk in block:
-        return _feed_runs(cast(BulkSink, sink), block, first_line)
+    if bulk := getattr(sink, "bulk", b""):
+        return _feed_runs(cast(BulkSink, sink), bulk, block, first_line)
     for line in block.split(b"\n"):
         sink.feed(first_line, as_text(line))
         first_line += 1
     return first_line
 
 
-def _feed_runs(sink: BulkSink, block: bytes, line_no: int) -> int:
-    """Find the lines that are not bulk; hand over what lies between them in one piece."""
-    data = b"\n" + block + b"\n"
-    at = 1
-    for match in _not_bulk(sink.bulk).finditer(data):
-        start = match.end()
-        if start > at:
-            line_no += sink.feed_bulk(line_no, data[at:start])
-        if start == len(data):
-            break
-        at = data.find(b"\n", start) + 1
-        end = min(at - 1, start + LINE_LIMIT)
-        sink.feed(line_no, data[start:end].decode("utf-8", "replace"))
-        line_no += 1
+def _feed_runs(sink: BulkSink, bulk: bytes, block: bytes, line_no: int) -> int:
+    """Let the reader take what it can in one piece; hand over the other lines one by one."""
+    at, size = 0, len(block)
+    feed, find, starts = sink.feed, block.find, block.startswith
+    while at <= size:
+        if starts(bulk, at):
+            count, at = sink.feed_bulk(line_no, block, at)
+            line_no += count
+            if count:
+                continue
+        end = find(b"\n", at)
+        if end < 0:
+            end = size
+        line = block[at:end] if end - at <= LINE_LIMIT else block[at : at + LINE_LIMIT]
+        feed(line_no, line.decode("utf-8", "replace"))
+        at, line_no = end + 1, line_no + 1
     return line_no
-
-
-@lru_cache(maxsize=8)
-def _not_bulk(bulk: bytes) -> re.Pattern[bytes]:
-    """The end of a line that is followed by a line of another kind."""
-    return re.compile(b"\n(?!" + re.escape(bulk) + b")")
 
 
 def blocks(log: LogFile, splitter: Splitter) -> Iterator[bytes]:

@@ -15,17 +15,17 @@ from slotwise.explain.readers.base import Unknown
 from slotwise.explain.readers.strata_draft import Summary, add
 from slotwise.explain.readers.strata_request import measured
 from slotwise.explain.readers.strata_state import StrataState
+from slotwise.explain.readers.strata_windows import WINDOW, like_the_first, window_rows
 
 RUNS_LIMIT = 8192
 """Prefill lines kept for one request; a longer row of them is cut."""
-_LETTERS = b"strace:windo"
 
 
 class StrataReader(StrataState):
     """Reader of the dialect ``strata``."""
 
     name = "strata"
-    bulk = b"strata trace: window "
+    bulk = WINDOW
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -80,29 +80,25 @@ class StrataReader(StrataState):
         if not known:
             self.unknown.add(line)
 
-    def feed_bulk(self, line_no: int, run: bytes) -> int:
+    def feed_bulk(self, line_no: int, block: bytes, at: int) -> tuple[int, int]:
         """Window lines. Only their number, the sum of their T and the first one are kept."""
-        lines = run.count(b"\n")
-        short = run.translate(None, _LETTERS)
-        seen = rows = 0
-        for t in range(1, 10):
-            count = short.count(b" %d\n" % t)
-            seen, rows = seen + count, rows + t * count
-            if seen == lines:
-                break
-        else:
-            for i, line in enumerate(run.split(b"\n")[:-1]):
-                self.feed(line_no + i, line[:256].decode("utf-8", "replace"))
-            return lines
-        if self.draft.first_window is None:
-            first = run[: run.index(b"\n")].decode("utf-8", "replace")
-            self.feed(line_no, first)
-            rows -= self.draft.window_tokens
-            lines -= self.draft.windows
-        draft = self.touch(line_no + seen - 1, line_no)
+        lines, width = like_the_first(block, at)
+        if lines < 2:
+            return 0, at
+        end = at + lines * width
+        rows = window_rows(block[at:end], lines, width)
+        if rows is None:
+            texts = block[at : end - 1].decode("utf-8", "replace").split("\n")
+            for i, text in enumerate(texts):
+                self.feed(line_no + i, text)
+            return len(texts), end
+        draft = self.touch(line_no + lines - 1, line_no)
+        if draft.first_window is None:
+            position, first = block[at + len(self.bulk) : at + width - 1].split(b" ")
+            draft.first_window = (int(position), int(first))
         draft.windows += lines
         draft.window_tokens += rows
-        return seen
+        return lines, end
 
     # --- strata trace
 
