@@ -118,6 +118,7 @@ def _numbers(opened: Opened) -> Iterator[Found]:
     if opened.document is not None:
         yield from _walk(opened.document, "")
         return
+    seen: set[Any] = set()
     for count, line in _lines(opened):
         if line.startswith("{"):
             try:
@@ -125,7 +126,7 @@ def _numbers(opened: Opened) -> Iterator[Found]:
                 continue
             except (ValueError, RecursionError):
                 pass
-        yield from numbers_in_text(line, f"line {count}")
+        yield from numbers_in_text(line, f"line {count}", seen=seen)
 
 
 def _walk(document: Any, pointer: str) -> Iterator[Found]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
+from typing import Any
 
 _TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "sec": 1, "min": 60,
          "second": 1, "seconds": 1, "milliseconds": 1e-3, "minutes": 60}  # fmt: skip
@@ -46,6 +47,7 @@ _IN_TEXT = re.compile(
     rf"(?<![\w.])([-+]?)({_AMOUNT})(?![\d.]*\d)(?:[ \t]?([A-Za-zµμ%]+(?:/[A-Za-z]+)?))?"
 )
 LONGEST_FORMULA = 200
+MOST_SEEN = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,21 @@ def agrees(stated: Stated, found: Found) -> bool:
     return any(abs(c - stated.value) <= reach for c in candidates)
 
 
-def numbers_in_text(line: str, place: str) -> Iterator[Found]:
-    """Of a log line. `252,432` is read both as one number and as two."""
-    for found in _IN_TEXT.finditer(line):
-        unit = _known_unit(found[3] or "")
-        sign = -1.0 if found[1] == "-" else 1.0
-        for text in {found[2], *found[2].split(",")} if "," in found[2] else (found[2],):
-            yield Found(sign * _float(text), unit, place)
+def numbers_in_text(line: str, place: str, *, seen: set[Any] | None = None) -> Iterator[Found]:
+    """Of a log line. `252,432` is read both as one number and as two.
+
+    What is in `seen` is left out, and what is not is put in: a log says the same over and over.
+    """
+    for written in _IN_TEXT.findall(line):
+        if seen is not None:
+            if written in seen:
+                continue
+            if len(seen) < MOST_SEEN:
+                seen.add(written)
+        sign, amount, word = written
+        for text in {amount, *amount.split(",")} if "," in amount else (amount,):
+            value = _float(text)
+            yield Found(-value if sign == "-" else value, _known_unit(word), place)
 
 
 def unit_of_key(key: str) -> str:

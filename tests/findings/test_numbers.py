@@ -95,6 +95,13 @@ def test_numbers_of_a_log_line() -> None:
     assert {value for value, _ in found[2:]} == {1371, 1, 371, -5, 252_432, 252, 432}
 
 
+def test_what_was_seen_is_left_out() -> None:
+    seen: set[object] = set()
+    lines = ("a 1 ms", "b 1 ms 1", "c 1")
+    found = [(n.value, n.unit, n.place) for at in lines for n in numbers_in_text(at, at, seen=seen)]
+    assert found == [(1, "ms", "a 1 ms"), (1, "", "b 1 ms 1")]
+
+
 @pytest.mark.parametrize(
     ("key", "unit"),
     [("wall_ms", "ms"), ("ns", "ns"), ("bytes", "bytes"), ("size_mib", "MiB"),
