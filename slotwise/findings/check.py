@@ -153,7 +153,7 @@ def _check_evidence(
         path = folder / entry.path
         if not _is_inside(entry.path):
             report.add("problem", where, "the path is not relative, or leads out of the folder")
-        elif not path.exists() and not must_be_there:
+        elif not must_be_there and not _is_there(path):
             report.add("unchecked", where, f"{entry.path} is not beside the record",
                        "Give --evidence FOLDER.")  # fmt: skip
         else:
@@ -165,7 +165,7 @@ def _check_evidence(
 def _open(entry: Evidence, path: Path, where: str, report: Report) -> Opened | None:
     try:
         if not path.is_file():
-            what = "is not a file" if path.exists() else "is not there"
+            what = "is not a file" if _is_there(path) else "is not there"
             report.add("problem", where, f"{entry.path} {what}")
             return None
         digest = file_sha256(path)
@@ -209,6 +209,13 @@ def _references(record: Record) -> Iterator[tuple[str, str]]:
                 yield f"claims[{index}].numbers[{at}].evidence", number.evidence
     for index, observation in enumerate(record.observations):
         yield from ((f"observations[{index}].evidence", name) for name in observation.evidence)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than the file system allows
+        return False
 
 
 def _is_inside(path: str) -> bool:

@@ -47,6 +47,7 @@ _IN_TEXT = re.compile(
     rf"(?<![\w.])([-+]?)({_AMOUNT})(?![\d.]*\d)(?:[ \t]?([A-Za-zµμ%]+(?:/[A-Za-z]+)?))?"
 )
 LONGEST_FORMULA = 200
+NO_FORMULA = "has more in it than numbers, + - * / and brackets"
 MOST_SEEN = 1_000_000
 
 
@@ -134,6 +135,8 @@ def evaluate(formula: str) -> tuple[float, list[str]]:
     """The value of `+ - * /` over plain numbers, and those numbers. Raises ValueError."""
     if len(formula) > LONGEST_FORMULA:
         raise ValueError(f"is longer than {LONGEST_FORMULA} characters")
+    if not re.fullmatch(r"[\d\s.,eE_+\-*/()]*", formula, re.ASCII):
+        raise ValueError(NO_FORMULA)
     plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", formula)
     numbers: list[str] = []
 
@@ -154,7 +157,7 @@ def evaluate(formula: str) -> tuple[float, list[str]]:
                 return left * right
             if isinstance(node.op, ast.Div):
                 return left / right
-        raise ValueError("has more in it than numbers, + - * / and brackets")
+        raise ValueError(NO_FORMULA)
 
     try:
         return float(value(ast.parse(plain, mode="eval").body)), numbers
