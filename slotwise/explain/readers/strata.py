@@ -44,8 +44,8 @@ class StrataReader(StrataState):
         }
 
         self._trace_lines = {
-            word: [(pattern, getattr(self, f"_on_{kind}")) for kind, pattern in found]
-            for word, found in g.TRACE_LINES.items()
+            start: [(pattern.match, getattr(self, f"_on_{kind}")) for kind, pattern in found]
+            for start, found in g.TRACE_LINES.items()
         }
 
     def sniff(self, lines: Sequence[str]) -> float:
@@ -62,7 +62,7 @@ class StrataReader(StrataState):
     def feed(self, line_no: int, line: str) -> None:
         self.no = line_no
         if line.startswith("strata trace: "):
-            if not self._trace(line[14:].rstrip()):
+            if not self._trace(line, 14):
                 self.unknown.add(line)
             return
         if not line.startswith(("strata ", "[strata] ")):
@@ -102,12 +102,12 @@ class StrataReader(StrataState):
 
     # --- strata trace
 
-    def _trace(self, text: str) -> bool:
-        for pattern, take in self._trace_lines.get(text.partition(" ")[0], ()):
-            if match := pattern.match(text):
+    def _trace(self, line: str, at: int = 0) -> bool:
+        for matching, take in self._trace_lines.get(line[at : at + 4], ()):
+            if match := matching(line, at):
                 take(match)
                 return True
-        return self._trace_rest(text)
+        return self._trace_rest(line[at:])
 
     def _on_request(self, match: Match[str]) -> None:
         if self.draft.is_request:
@@ -177,22 +177,24 @@ class StrataReader(StrataState):
         return True
 
     def _summary(self, match: Match[str]) -> None:
-        read = int(match[3])
-        planned = int(match[4]) if match[4] else read
-        self.life.a_of_b |= match[4] is not None
+        prompt, reused, read, planned, ms, rate, generated, decode_ms, decode_rate, *tail = (
+            match.groups()
+        )
+        accepted, offered, checkpoints, rest = tail
+        self.life.a_of_b |= planned is not None
         summary = Summary(
-            prompt=int(match[1]),
-            reused=int(match[2]),
-            read=read,
-            planned=planned,
-            prompt_ms=float(match[5]),
-            generated=int(match[7]),
-            decode_ms=float(match[8]),
-            accepted=int(match[10]) if match[10] else None,
-            offered=int(match[11]) if match[11] else None,
-            checkpoints=int(match[12]) if match[12] else None,
-            rates=_rates(match[6], match[9]),
-            cancelled=match[4] is not None or "(cancelled)" in match[13],
+            int(prompt),
+            int(reused),
+            int(read),
+            int(planned or read),
+            float(ms),
+            int(generated),
+            float(decode_ms),
+            int(accepted) if accepted else None,
+            int(offered) if offered else None,
+            int(checkpoints) if checkpoints else None,
+            _rates(rate, decode_rate),
+            planned is not None or "(cancelled)" in rest,
         )
         draft = self.draft
         if draft.n is not None and draft.n != summary.prompt:
@@ -386,7 +388,7 @@ def _bare(line: str) -> str:
 
 def _rates(read: str, decode: str) -> tuple[float, float] | None:
     try:
-        rates = (float(read), float(decode))
+        first, second = float(read), float(decode)
     except ValueError:
         return None
-    return rates if all(map(isfinite, rates)) else None
+    return (first, second) if isfinite(first) and isfinite(second) else None

@@ -12,35 +12,34 @@ INT = r"(-?\d{1,15})"
 NUM = r"(-?\d{1,12}(?:\.\d{1,9})?)"
 
 # --- STRATA_TRACE=1, after "strata trace: "
-REQUEST = re.compile(rf"request {INT} {INT}$")
-PROMPT_START = re.compile(rf"prompt start {INT} {INT}$")
-LENT = re.compile(rf"lent {INT} slots for {INT} tokens in {NUM} ms$")
-CHUNK = re.compile(rf"prompt chunk {INT} of {INT}$")
-READ = re.compile(rf"read {INT} tokens \(([a-z][a-z -]{{0,20}})\) in {NUM} ms$")
-REFILL_START = re.compile(rf"refill start {INT} {INT}$")
-REFILLED = re.compile(rf"refilled {INT} slots on {INT} stage\(s\) in {NUM} ms$")
+REQUEST = re.compile(rf"request {INT} {INT}\s*$")
+PROMPT_START = re.compile(rf"prompt start {INT} {INT}\s*$")
+LENT = re.compile(rf"lent {INT} slots for {INT} tokens in {NUM} ms\s*$")
+CHUNK = re.compile(rf"prompt chunk {INT} of {INT}\s*$")
+READ = re.compile(rf"read {INT} tokens \(([a-z][a-z -]{{0,20}})\) in {NUM} ms\s*$")
+REFILL_START = re.compile(rf"refill start {INT} {INT}\s*$")
+REFILLED = re.compile(rf"refilled {INT} slots on {INT} stage\(s\) in {NUM} ms\s*$")
 PROMPT_DONE = re.compile(r"prompt done \(slots refilled\)")
-WINDOW = re.compile(rf"window {INT} {INT}$")
-INTERLEAVE = re.compile(rf"prompt chunk to {INT}, then the slots decoded {NUM} ms$")
+WINDOW = re.compile(rf"window {INT} {INT}\s*$")
+INTERLEAVE = re.compile(rf"prompt chunk to {INT}, then the slots decoded {NUM} ms\s*$")
 FREE_AFTER = re.compile(rf"{INT} MiB free after ")
 TRACE_KNOWN = re.compile(
     r"positions built |device idle |CURSOR |SPEC |GRAMMAR |streamed layer-major |.* drained "
 )
 TRACE_LINES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
-    "request": (("request", REQUEST),),
+    "requ": (("request", REQUEST),),
     "lent": (("lent", LENT),),
     "read": (("read", READ),),
-    "refill": (("refill_start", REFILL_START),),
-    "refilled": (("refilled", REFILLED),),
-    "window": (("window", WINDOW),),
-    "prompt": (
+    "refi": (("refilled", REFILLED), ("refill_start", REFILL_START)),
+    "wind": (("window", WINDOW),),
+    "prom": (
         ("nothing", CHUNK),
         ("nothing", PROMPT_START),
         ("prompt_done", PROMPT_DONE),
         ("interleave", INTERLEAVE),
     ),
 }
-"""Trace lines by their first word."""
+"""Trace lines by their first four characters."""
 
 # --- STRATA_PREFILL_TIMING=1, after "strata prefill timing: "
 RUN = re.compile(

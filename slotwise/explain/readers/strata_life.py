@@ -63,6 +63,8 @@ class LifeState:
 
     def counter_fell(self, draft: Draft) -> bool:
         """Whether `host staging` of an unsplit request is below what it was before."""
+        if not draft.runs:
+            return False
         values = [run.staging for run in draft.runs if run.kind == "run" and run.staging]
         known = [run.staging for run in draft.runs if run.staging is not None]
         if len(values) != 1 or len(known) != 1 or self.split:
@@ -85,7 +87,8 @@ class LifeState:
             counters=self.counters,
         )
         request = build(draft, view)
-        self.split = self.split or any(phase.lane == "stage 0" for phase in request.phases)
+        if draft.runs and not self.split:
+            self.split = any(phase.lane == "stage 0" for phase in request.phases)
         self.requests.append(request)
 
     def _new_enough(self) -> bool:

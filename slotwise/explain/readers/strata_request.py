@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from slotwise.explain.readers import strata_prefill as prefill
-from slotwise.explain.readers.strata_draft import Draft
+from slotwise.explain.readers.strata_draft import NOTHING, Draft
 from slotwise.explain.record import Phase, Request, Status, Value
 
 REST = "prompt_ms - (lent + read + refilled)"
@@ -65,6 +65,7 @@ class _Builder:
         self.warnings = list(draft.warnings)
         self.facts = dict(draft.facts)
         self.sum = draft.summary or draft.done
+        self.tokens = draft.parts_tokens
         self.status: Status = self._status()
         self.unprinted = (
             "read (batched)" in draft.parts
@@ -78,9 +79,11 @@ class _Builder:
         self._trace_phases()
         self._cache_phases()
         self._batch_phases()
-        self._prefill_phases()
+        if d.runs:
+            self._prefill_phases()
         self._rest()
-        self._decode_phases()
+        if d.decode is not None:
+            self._decode_phases(d.decode)
         self._check()
         self._facts()
         prompt, reused, planned, read = self._tokens()
@@ -142,7 +145,7 @@ class _Builder:
 
     def _tokens(self) -> tuple[Value, Value, Value, Value]:
         d, total = self.d, self.sum
-        tokens = d.parts_tokens
+        tokens = self.tokens
         if total is None:
             prompt = measured(d.n) if d.n is not None else _no_summary
             read = measured(tokens) if tokens else _no_summary
@@ -194,16 +197,8 @@ class _Builder:
                 )
             elif cancelled and kind.startswith("read"):
                 holds = "cancelled: its tokens are the planned length of its parts"
-            self.phases.append(
-                Phase(
-                    kind,
-                    measured(part.ms),
-                    "request",
-                    holds,
-                    part.tokens or None,
-                    part.slots or None,
-                )
-            )
+            tokens, slots = part.tokens or None, part.slots or None
+            self.phases.append(Phase(kind, measured(part.ms), "request", holds, tokens, slots))
         if d.hidden_refills:
             why = "inside lend: a larger loan gave the old one back"
             value = Value.bounded(0.0, d.part("lend").ms, why)
@@ -260,8 +255,6 @@ class _Builder:
 
     def _prefill_phases(self) -> None:
         d = self.d
-        if not d.runs:
-            return
         placed = prefill.place(d.runs, self._batched_tokens(), split=self.view.split)
         whole = d.traced or self.sum is not None
         for lane, runs in placed.lanes.items():
@@ -328,12 +321,8 @@ class _Builder:
         if left < -1.0:
             self.warnings.append(f"the phases are {-left:.1f} ms longer than prompt_ms")
 
-    def _decode_phases(self) -> None:
-        if self.d.decode is None:
-            return
-        windows, _, per_window, window, verify, wait, host, stage, tail, commit, draft = (
-            self.d.decode
-        )
+    def _decode_phases(self, printed: tuple[float, ...]) -> None:
+        windows, _, per_window, window, verify, wait, host, stage, tail, commit, draft = printed
         lane = "per decode window"
         for name, ms in (("verify", verify), ("commit/emit", commit), ("draft", draft)):
             self.phases.append(Phase(f"decode: {name}", measured(ms), lane))
@@ -356,7 +345,7 @@ class _Builder:
     def _check(self) -> None:
         d, total = self.d, self.sum
         if total is not None and self.status == "done" and d.traced:
-            read, expected = d.parts_tokens, total.planned - 1
+            read, expected = self.tokens, total.planned - 1
             if d.parts and read != expected:
                 self.warnings.append(
                     f"the parts read {read} tokens, prompt - reused - 1 is {expected}"
@@ -379,27 +368,28 @@ class _Builder:
             self.warnings.append(f"{total.read} tokens read: its rate is no speed to compare")
 
     def _facts(self) -> None:
-        d, total = self.d, self.sum
+        d, total, facts = self.d, self.sum, self.facts
         if total is not None:
-            self.facts["read as printed"] = measured(total.read)
+            facts["read as printed"] = measured(total.read)
             if total.accepted is not None and total.offered is not None:
-                self.facts["drafts accepted"] = measured(total.accepted)
-                self.facts["drafts offered"] = measured(total.offered)
+                facts["drafts accepted"] = measured(total.accepted)
+                facts["drafts offered"] = measured(total.offered)
             if total.rates is not None:
-                self.facts["read tok/s as printed"] = measured(total.rates[0])
-                self.facts["decode tok/s as printed"] = measured(total.rates[1])
+                facts["read tok/s as printed"] = measured(total.rates[0])
+                facts["decode tok/s as printed"] = measured(total.rates[1])
             if total.checkpoints is not None:
-                self.facts["checkpoints"] = measured(total.checkpoints)
+                facts["checkpoints"] = measured(total.checkpoints)
         if d.traced:
-            self.facts["batched parts"] = measured(d.part("read (batched)").count)
-            self.facts["windows parts"] = measured(d.part("read (windows)").count)
-            self.facts["windows"] = measured(d.windows)
-            self.facts["window tokens"] = measured(d.window_tokens)
-            self.facts["loans"] = measured(d.part("lend").count)
+            part = d.parts.get
+            facts["batched parts"] = measured(part("read (batched)", NOTHING).count)
+            facts["windows parts"] = measured(part("read (windows)", NOTHING).count)
+            facts["windows"] = measured(d.windows)
+            facts["window tokens"] = measured(d.window_tokens)
+            facts["loans"] = measured(part("lend", NOTHING).count)
         if d.hidden_refills:
-            self.facts["slots refilled inside lend"] = measured(d.hidden_slots)
+            facts["slots refilled inside lend"] = measured(d.hidden_slots)
         if d.images:
-            self.facts["with images"] = measured(1)
+            facts["with images"] = measured(1)
 
     def _cannot_tell(self) -> tuple[str, ...]:
         d, view = self.d, self.view
