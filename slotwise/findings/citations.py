@@ -96,7 +96,8 @@ def _git(path: Path, *arguments: str) -> bytes:
     if not path.is_dir():
         raise CannotCheck(f"{path} is not a folder")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
+    environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1",
+                    "GIT_NO_REPLACE_OBJECTS": "1"}  # fmt: skip
     try:
         done = subprocess.run(
             ["git", "-C", str(path), *arguments],

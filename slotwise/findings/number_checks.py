@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 
@@ -118,7 +119,10 @@ class _Checker:
 
     def _not_found(self, where: str, stated: Stated, claim: Claim) -> None:
         text = _as_written(stated)
-        if self.record.older:
+        if math.isnan(stated.value):
+            step = "Write it like 12,532 or 0.319."
+            self.report.add("problem", where, f"{text} cannot be read as a number", step)
+        elif self.record.older:
             self.report.add("unchecked", where, f"{text}: the older form names no evidence")
         elif self._all_read(claim):
             there = f"not in its evidence ({', '.join(claim.evidence)})"

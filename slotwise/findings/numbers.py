@@ -40,9 +40,11 @@ _NO_NUMBERS = re.compile(
     r"`[^`\s]*[A-Za-z_./][^`\s]*:\d+(?:[-–]\d+)?`|\b\d{4}-\d\d-\d\d\b|\b\d+(?:\.\d+){2,}\b"
 )
 """Cited lines, dates, versions."""
-_BREAKS = re.compile(r"[\s()\[\]{}|=~≈<>≤≥±:;\"“”—…]+|(?<=\d)[–×x/](?=\d)|(?<=\d)-(?=\d+(?!\d*-))")
+_BREAKS = re.compile(r"[\s()\[\]{}|=~≈<>≤≥±×–:;\"“”—…]+|(?<=\d)[x/](?=\d)|(?<=\d)-(?=\d+(?!\d*-))")
 _AMOUNT = r"(?:(?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _WORD = re.compile(rf"([-+−]?)({_AMOUNT})(k?)(?:-?([A-Za-zµμ%][A-Za-zµμ%/]*))?")
+_SPAN = re.compile(rf"({_AMOUNT}[A-Za-zµμ%]+)-({_AMOUNT}[A-Za-zµμ%]*)")
+"""`12ms-15ms`"""
 _IN_TEXT = re.compile(
     rf"(?<![\w.])([-+]?)({_AMOUNT})(?![\d.]*\d)(?:[ \t]?([A-Za-zµμ%]+(?:/[A-Za-z]+)?))?"
 )
@@ -168,8 +170,12 @@ def evaluate(formula: str) -> tuple[float, list[str]]:
 def _parts(word: str) -> list[str]:
     """The word without what stands around it; `1,2,3` is three, `12,532` is one."""
     word = _trimmed(word)
-    if re.fullmatch(r"[-+−]?\d+(?:,\d+)+", word) and not _WORD.fullmatch(word):
+    if _WORD.fullmatch(word):
+        return [word]
+    if re.fullmatch(r"[-+−]?\d+(?:,\d+)+", word):
         return word.split(",")
+    if span := _SPAN.fullmatch(word):
+        return [span[1], span[2]]
     return [word]
 
 

@@ -114,3 +114,12 @@ def test_the_skeleton_is_valid_by_the_published_schema(
     data = capfd.readouterr().out
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(data))
     assert read_record(Path("r.json"), data.encode())[0]
+
+
+def test_a_number_that_cannot_be_read_is_not_asked_for_in_vain(tmp_path: Path) -> None:
+    document = copy.deepcopy(EXAMPLE)
+    document["claims"][0]["statement"] = "It took 12'532 ms."
+    issues = [i for i in checked(document, tmp_path).issues if i.level == "problem"]
+    assert [(i.found, i.next_step) for i in issues] == [
+        ("12'532 cannot be read as a number", "Write it like 12,532 or 0.319.")
+    ]
