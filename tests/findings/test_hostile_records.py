@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slotwise.cli import main
+from slotwise.findings import citations
 from slotwise.findings.check import check_record
 from slotwise.findings.record import read_record
 from slotwise.findings.render import markdown
@@ -123,3 +125,15 @@ def test_a_number_that_cannot_be_read_is_not_asked_for_in_vain(tmp_path: Path) -
     assert [(i.found, i.next_step) for i in issues] == [
         ("12'532 cannot be read as a number", "Write it like 12,532 or 0.319.")
     ]
+
+
+def test_a_git_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = tmp_path / "git"
+    git.write_text("#!/bin/sh\nexec sleep 60\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(citations, "SECONDS", 0.1)
+    with pytest.raises(citations.CannotCheck, match=r"did not answer in 0.1 s"):
+        citations.Checkout(tmp_path, "a" * 40)
