@@ -18,11 +18,13 @@ from slotwise.cli_support import (
     progress_bar,
     run_guarded,
     sampling_options,
+    trace_options,
     write,
 )
 from slotwise.errors import Interrupted, UsageError
 from slotwise.explain.commands import explain_group
 from slotwise.findings.commands import findings_group
+from slotwise.outputs import check_output
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -133,7 +135,7 @@ def pack(model: Path, out: Path | None, lanes: int, force: bool, as_json: bool) 
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without chat template.")
 @engine_options
 @sampling_options
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a trace.")
+@trace_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.option("--quiet", is_flag=True, help="Only the answer, no table.")
 def run(
@@ -168,7 +170,7 @@ def run(
 @click.option("-s", "--system", help="System message.")
 @engine_options
 @sampling_options
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a trace.")
+@trace_options
 @click.option("--quiet", is_flag=True, help="No line about the first token's time.")
 def chat(model: Path, system: str | None, quiet: bool, **options: Any) -> None:
     """Talk with MODEL. Ctrl-C ends an answer, Ctrl-D the conversation."""
@@ -239,6 +241,7 @@ def export(trace_file: Path, perfetto: Path, force: bool) -> None:
     """Export TRACE_FILE for a trace viewer."""
     from slotwise.trace import export_perfetto, read_trace
 
+    check_output(perfetto, force=force, inputs=[trace_file])
     trace_read = read_trace(trace_file)
     for warning in trace_read.warnings:
         click.echo(f"warning: {warning}", err=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from slotwise.errors import Refused, SlotwiseError, UsageError
+from slotwise.errors import Interrupted, Refused, SlotwiseError, UsageError
 from slotwise.sizes import parse_size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -65,6 +65,15 @@ def engine_options(command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def trace_options(command: Command) -> Command:
+    """--trace, and --force to write over one that is there."""
+    path = click.Path(path_type=Path, dir_okay=False)
+    command = click.option("--force", is_flag=True, help="Write over a trace that is there.")(
+        command
+    )
+    return click.option("--trace", type=path, help="Write a trace.")(command)
 
 
 def sampling_options(command: Command) -> Command:
@@ -154,6 +163,12 @@ def _prepare_streams() -> None:
         sys.stdin.reconfigure(errors="replace")
 
 
+def _end_in_order_on_sigterm() -> None:
+    """A polite kill unwinds like Ctrl-C, so that files are closed; exit code 143, as shells say."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def _drop_output() -> None:
     """What could not be written to stdout is not tried again when Python ends."""
     with suppress(OSError):
@@ -164,7 +179,9 @@ def _drop_output() -> None:
 
 def fail(error: SlotwiseError) -> int:
     """Prints an error on stderr; returns its exit code."""
-    if isinstance(error, Refused):
+    if isinstance(error, Interrupted):
+        click.echo(f"interrupted: {error}", err=True)
+    elif isinstance(error, Refused):
         for finding in error.findings:
             click.echo(f"{finding.level}: {finding}", err=True)
     else:
@@ -178,6 +195,7 @@ def run_guarded(app: click.Command, arguments: list[str] | None) -> int:
     """Runs the app; every way it can end becomes an exit code and at most a short message."""
     try:
         _prepare_streams()
+        _end_in_order_on_sigterm()
         result = app.main(args=arguments, standalone_mode=False, prog_name="slotwise")
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
@@ -187,6 +205,9 @@ def run_guarded(app: click.Command, arguments: list[str] | None) -> int:
         return error.exit_code
     except SlotwiseError as error:
         return fail(error)
+    except SystemExit as stop:
+        click.echo("terminated", err=True)
+        return stop.code if isinstance(stop.code, int) else 1
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return 130

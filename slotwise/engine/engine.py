@@ -61,16 +61,18 @@ class Engine:
         settings: EngineSettings | None = None,
         *,
         trace: Path | None = None,
+        overwrite: bool = False,
         progress: Progress | None = None,
     ) -> Self:
-        """Opens the model that `path` belongs to. Raises Refused, StoreError."""
+        """Opens the model that `path` belongs to. Raises Refused, StoreError, and UsageError for a
+        trace that is there already (unless `overwrite`)."""
         model = open_model(path)
         tracing = Tracing()
         loaded = load(
             model, settings or EngineSettings(), on_event=tracing.on_event, progress=progress
         )
         try:
-            tracing.start(trace, loaded)
+            tracing.start(trace, loaded, overwrite=overwrite)
         except BaseException:
             loaded.close()
             raise
@@ -201,6 +203,7 @@ class _Request:
         self._engine, self._loaded = engine, engine.loaded
         self._ledger, self._cancel = ledger, cancel
         self._books = RequestBooks(name, engine.loaded, prompt=0, reused=0)
+        self._error: str | None = None
 
     def run(
         self, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stop: frozenset[int]
@@ -219,6 +222,9 @@ class _Request:
             status = "done"
         except (Cancelled, GeneratorExit, KeyboardInterrupt):
             status = "cancelled"
+            raise
+        except Exception as error:
+            self._error = type(error).__name__
             raise
         finally:
             self.finish(status)
@@ -274,8 +280,11 @@ class _Request:
     def _close_ledger(self, status: Status) -> None:
         self._books.ledger = record = self._ledger.close(status)
         self._books.tally = DecodeTally(start_ns=record.end_ns)
+        self._start_refill()
+
+    def _start_refill(self) -> None:
         experts = self._loaded.experts
-        if experts and experts.refill_mode == "deferred":
+        if experts and experts.refill_mode == "deferred" and self._books.loan is not None:
             experts.refill()
 
     def _decode(
@@ -317,8 +326,9 @@ class _Request:
             self._engine._running = None
         if self._books.ledger is None:
             self._books.ledger = self._ledger.close(status)
+            self._start_refill()  # what was lent comes back also when no token came out
         self._engine.last_record = record = self._books.record(status, self._engine.tracing.lanes)
-        self._engine.tracing.end(record, self._books.loan)
+        self._engine.tracing.end(record, self._books.loan, self._loaded.experts, self._error)
 
 
 def _never() -> None:

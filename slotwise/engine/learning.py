@@ -14,6 +14,8 @@ from slotwise.engine.loading import Progress
 from slotwise.engine.session import settings_from
 from slotwise.errors import UsageError
 from slotwise.experts.profile import Profile, ProfileRecorder, save_profile
+from slotwise.outputs import check_output
+from slotwise.weights.shard_set import sibling_files
 from slotwise.weights.tokenizer import Tokenizer
 
 HOTTEST_SHARE = 0.25
@@ -54,10 +56,7 @@ def learn_profile(
 ) -> Summary:
     """Reads every file through the model and saves the counts. Raises UsageError, StoreError."""
     target = out or model.with_suffix(".profile.json")
-    if target.exists() and not force:
-        raise UsageError(
-            f"{target} is there already", next_step="Give --force to write over it, or --out."
-        )
+    check_output(target, force=force, inputs=[*sibling_files(model), *texts])
     with Engine.open(model, settings_from(options), progress=progress) as engine:
         layout = engine.loaded.blueprint.layout
         if layout is None or engine.loaded.experts is None:

@@ -20,8 +20,11 @@ from slotwise.engine.preflight import check_model
 from slotwise.engine.sampling import Sampling
 from slotwise.engine.settings import EngineSettings
 from slotwise.engine.text import Answerer, AnswerOptions, Message
+from slotwise.errors import SlotwiseError
+from slotwise.outputs import check_output
 from slotwise.trace.record import ExpertCounts, RequestRecord
 from slotwise.trace.report import where_time_went
+from slotwise.weights.shard_set import sibling_files
 
 Write = Callable[[str], None]
 Cancelling = Callable[[], AbstractContextManager[threading.Event]]
@@ -61,6 +64,10 @@ def open_answerer(
     """An engine with its tokenizer. Raises Refused with all that `slotwise check` would refuse;
     its warnings go to stderr."""
     settings = settings_from(options)
+    trace, overwrite = options.get("trace"), bool(options.get("force"))
+    if trace is not None:
+        folder = settings.pack or model.with_suffix(".slotpack")
+        check_output(trace, force=overwrite, inputs=[*sibling_files(model), *folder.glob("*")])
     report = check_model(
         model,
         memory=settings.memory,
@@ -73,8 +80,15 @@ def open_answerer(
     report.raise_if_refused()
     for finding in report.findings:
         _say(f"{finding.level}: {finding}")
-    with Engine.open(model, settings, trace=options.get("trace"), progress=progress) as engine:
+    with Engine.open(
+        model, settings, trace=trace, overwrite=overwrite, progress=progress
+    ) as engine:
         yield Answerer(engine)
+        if engine.tracing.stopped:
+            raise SlotwiseError(
+                f"{trace}: the trace is incomplete: {engine.tracing.stopped}",
+                next_step="The answer is not affected. Free some room and run it again.",
+            )
 
 
 def answer_once(

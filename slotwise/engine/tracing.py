@@ -8,12 +8,14 @@ from slotwise import __version__
 from slotwise.engine.loading import Loaded
 from slotwise.engine.records import settings_record
 from slotwise.experts.lending import Loan
+from slotwise.experts.loader import Experts
 from slotwise.trace import (
     Header,
     LaneLog,
     LoanMade,
     ModelShape,
     Note,
+    PoolFill,
     RefillDone,
     RequestEnd,
     RequestRecord,
@@ -44,7 +46,7 @@ class Tracing:
             slots=1,
         )
 
-    def start(self, path: Path | None, loaded: Loaded) -> None:
+    def start(self, path: Path | None, loaded: Loaded, *, overwrite: bool) -> None:
         """Opens the trace file. Raises UsageError where it must not be written."""
         if path is None:
             return
@@ -61,7 +63,7 @@ class Tracing:
             slot_bytes=tuple(c.slot_bytes for c in layout.classes) if layout else (),
         )
         header = Header(engine_version=__version__, model=shape, settings=settings_record(loaded))
-        self.sink = TraceSink(path, header, overwrite=True)
+        self.sink = TraceSink(path, header, overwrite=overwrite)
         if loaded.store is not None and loaded.store.note:
             self.sink.emit(Note(at_ns=CLOCK(), code="store", text=loaded.store.note))
 
@@ -76,7 +78,18 @@ class Tracing:
         if self.sink is not None:
             self.sink.emit(WindowDone(name, start_ns, end_ns, 1, wait_ns))
 
-    def end(self, record: RequestRecord, loan: Loan | None) -> None:
+    @property
+    def stopped(self) -> str:
+        """Why the trace file is incomplete; empty while it is not."""
+        return self.sink.stopped if self.sink is not None else ""
+
+    def end(
+        self,
+        record: RequestRecord,
+        loan: Loan | None,
+        experts: Experts | None,
+        error: str | None,
+    ) -> None:
         """Writes the end of a request and everything before it to disk."""
         if self.sink is None:
             return
@@ -103,12 +116,31 @@ class Tracing:
                     waited_ns=record.refill.waited_ns,
                 )
             )
+        if experts is not None:
+            self.sink.emit(_pool_fill(at, experts))
         self.sink.take_lanes(self.lanes)
         self.sink.emit(
-            RequestEnd(request=record.request, at_ns=at, status=record.status, record=record)
+            RequestEnd(
+                request=record.request,
+                at_ns=at,
+                status=record.status,
+                record=record,
+                error=error,
+            )
         )
 
     def close(self) -> None:
         if self.sink is not None:
             self.sink.close()
             self.sink = None
+
+
+def _pool_fill(at_ns: int, experts: Experts) -> PoolFill:
+    counts = [experts.pool.counts(region.index) for region in experts.pool.regions]
+    return PoolFill(
+        at_ns=at_ns,
+        resident=sum(c.resident for c in counts),
+        loading=sum(c.loading for c in counts),
+        lent=sum(c.lent for c in counts),
+        free=sum(c.free for c in counts),
+    )

@@ -38,7 +38,7 @@ def export_perfetto(trace: Trace, out_path: Path, *, overwrite: bool = False) ->
             file.write(text)
     except FileExistsError as error:
         raise UsageError(
-            f"{out_path} exists already", next_step="Name another file, or allow overwriting."
+            f"{out_path} exists already", next_step="Name another file, or give --force."
         ) from error
     except OSError as error:
         raise SlotwiseError(f"{out_path}: cannot be written: {error.strerror}") from error

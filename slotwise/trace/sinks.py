@@ -130,10 +130,11 @@ class TraceSink:
 def _create(path: Path, *, overwrite: bool) -> BinaryIO:
     try:
         # Unbuffered, so that a line is either with the system or still here as an event.
-        return path.open("wb" if overwrite else "xb", buffering=0)
+        anew = not overwrite and not path.is_char_device()  # /dev/null is always there
+        return path.open("xb" if anew else "wb", buffering=0)
     except FileExistsError as error:
         raise UsageError(
-            f"{path} exists already", next_step="Name another file, or allow overwriting."
+            f"{path} exists already", next_step="Name another file, or give --force."
         ) from error
     except OSError as error:
         raise SlotwiseError(

@@ -233,7 +233,7 @@ def _check_layout(index: PackIndex, layout: ExpertLayout) -> Iterator[Finding]:
 def _differences(key: str, found: Any, expected: Any) -> Iterator[tuple[str, Any, Any]]:
     """Where two JSON values differ: the place, and the two values there."""
     if isinstance(found, dict) and isinstance(expected, dict):
-        for name in sorted(found.keys() | expected.keys()):
+        for name in sorted(found.keys() | expected.keys(), key=str):
             yield from _differences(f"{key}.{name}", found.get(name), expected.get(name))
     elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         for number, (left, right) in enumerate(zip(found, expected, strict=True)):

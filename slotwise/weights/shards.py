@@ -43,9 +43,10 @@ class ModelFile:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) of every shard's base name, size and header; tensor data is not read."""
-        parts = [f"{s.path.name}\0{s.size}\0{s.header_sha256}\n" for s in self.shards]
-        return hashlib.sha256("".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+        """SHA-256 (hex) of every shard's size and header: the same under another name. Tensor data
+        is not read."""
+        parts = [f"{s.size}\0{s.header_sha256}\n" for s in self.shards]
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def open_model(path: Path) -> ModelFile:
