@@ -22,6 +22,4 @@ def check_output(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> Non
                 next_step="Name another file.",
             )
     if not force:
-        raise UsageError(
-            f"{path} exists already", next_step="Name another file, or give --force."
-        )
+        raise UsageError(f"{path} exists already", next_step="Name another file, or give --force.")

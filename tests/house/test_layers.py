@@ -1,7 +1,8 @@
 """Imports point downwards only, and only `kernels/` sees ggml.
 
 The table says for every room what it may import: other rooms, then libraries. The modules beside
-the rooms (errors, outputs, sizes, the version) are open to all; the command line may import every room.
+the rooms (errors, outputs, sizes, the version) are open to all; the command line may import every
+room.
 """
 
 from __future__ import annotations
