@@ -17,6 +17,8 @@ from typing import IO, Protocol, cast
 BLOCK = 128 << 10
 """Small enough to stay in the processor's cache and to be allocated without page faults."""
 LINE_LIMIT = 64 << 10
+STRETCH = 16 << 10
+"""Bytes searched for the next run of bulk lines; in more, the search prepares too long."""
 
 
 class Sink(Protocol):
@@ -108,28 +110,37 @@ def feed_block(sink: Sink, block: bytes, first_line: int) -> int:
     """Give every line of `block` to the reader; return the number of the line after it."""
     if bulk := getattr(sink, "bulk", b""):
         return _feed_runs(cast(BulkSink, sink), bulk, block, first_line)
-    for line in block.split(b"\n"):
-        sink.feed(first_line, as_text(line))
-        first_line += 1
-    return first_line
+    return _feed_lines(sink, block, first_line)
+
+
+def _feed_lines(sink: Sink, lines: bytes, line_no: int) -> int:
+    if len(lines) <= LINE_LIMIT:
+        texts = lines.decode("utf-8", "replace").split("\n")
+    else:
+        texts = map(as_text, lines.split(b"\n"))
+    feed = sink.feed
+    for text in texts:
+        feed(line_no, text)
+        line_no += 1
+    return line_no
 
 
 def _feed_runs(sink: BulkSink, bulk: bytes, block: bytes, line_no: int) -> int:
     """Let the reader take what it can in one piece; hand over the other lines one by one."""
-    at, size = 0, len(block)
-    feed, find, starts = sink.feed, block.find, block.startswith
+    at, size, start = 0, len(block), b"\n" + bulk
     while at <= size:
-        if starts(bulk, at):
+        if block.startswith(bulk, at):
             count, at = sink.feed_bulk(line_no, block, at)
             line_no += count
             if count:
                 continue
-        end = find(b"\n", at)
+        end = block.find(start, at, at + STRETCH)
+        if end < 0:
+            end = block.find(b"\n", at + STRETCH)
         if end < 0:
             end = size
-        line = block[at:end] if end - at <= LINE_LIMIT else block[at : at + LINE_LIMIT]
-        feed(line_no, line.decode("utf-8", "replace"))
-        at, line_no = end + 1, line_no + 1
+        line_no = _feed_lines(sink, block[at:end], line_no)
+        at = end + 1
     return line_no
 
 

@@ -62,7 +62,11 @@ class StrataReader(StrataState):
     def feed(self, line_no: int, line: str) -> None:
         self.no = line_no
         if line.startswith("strata trace: "):
-            if not self._trace(line, 14):
+            for matching, take in self._trace_lines.get(line[14:18], ()):
+                if match := matching(line, 14):
+                    take(match)
+                    return
+            if not self._trace_rest(line[14:]):
                 self.unknown.add(line)
             return
         if not line.startswith(("strata ", "[strata] ")):
@@ -102,12 +106,13 @@ class StrataReader(StrataState):
 
     # --- strata trace
 
-    def _trace(self, line: str, at: int = 0) -> bool:
-        for matching, take in self._trace_lines.get(line[at : at + 4], ()):
-            if match := matching(line, at):
+    def _trace(self, text: str) -> bool:
+        """A trace line that had something before it; `feed` takes those that had not."""
+        for matching, take in self._trace_lines.get(text[:4], ()):
+            if match := matching(text):
                 take(match)
                 return True
-        return self._trace_rest(line[at:])
+        return self._trace_rest(text)
 
     def _on_request(self, match: Match[str]) -> None:
         if self.draft.is_request:
