@@ -20,12 +20,12 @@ from slotwise.engine.loading import Progress
 from slotwise.engine.sampling import Sampling
 from slotwise.engine.settings import EngineSettings, RefillPolicy
 from slotwise.engine.text import Answerer, AnswerOptions
-from slotwise.errors import SlotwiseError
+from slotwise.errors import Refused, SlotwiseError
 from slotwise.trace.record import FIRST_TOKENS, RequestRecord
 from slotwise.trace.report import side_by_side, where_time_went
-from slotwise.weights.layout import expert_layout
+from slotwise.weights.layout import ExpertLayout, expert_layout
 from slotwise.weights.pack import default_pack_path, write_pack
-from slotwise.weights.shards import open_model
+from slotwise.weights.shards import ModelFile, open_model
 
 MIB = 1 << 20
 QUESTION = "What is the capital of France?"
@@ -90,12 +90,21 @@ def _make_models(stage: Stage, source: Path) -> tuple[Path, Path]:
         layout = expert_layout(model)
         if layout is None:
             raise SlotwiseError(f"{path} has no experts", next_step=f"Delete {path} and run again.")
-        write_pack(model, layout, default_pack_path(model), progress=_named(stage, "packing"))
+        _pack(stage, model, layout)
         stage.say(
             f"   {path.name}: {layout.n_moe_layers} layers x {layout.n_experts} experts, "
             f"top-{layout.n_used}, {layout.total_bytes / MIB:,.0f} MiB of experts"
         )
     return mirror, streaming
+
+
+def _pack(stage: Stage, model: ModelFile, layout: ExpertLayout) -> None:
+    """The demo's folder is its own: a pack of an older demo model is written again."""
+    folder, progress = default_pack_path(model), _named(stage, "packing")
+    try:
+        write_pack(model, layout, folder, progress=progress)
+    except Refused:
+        write_pack(model, layout, folder, progress=progress, force=True)
 
 
 def _named(stage: Stage, what: str) -> Callable[[int, int], None]:
