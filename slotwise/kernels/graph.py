@@ -8,13 +8,12 @@ wrong shape: callers pass weights whose shapes were checked when they were loade
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ggml
 
 from slotwise.kernels.backend import Backend, Memory
-from slotwise.kernels.lib import F32
 from slotwise.kernels.planner import DoesNotFitError, Extent, Span, peak_bytes, place
 
 Tensor = ctypes._Pointer
@@ -211,6 +210,3 @@ def tensor_bytes(type_: int, ne: Sequence[int]) -> int:
     for n in ne[1:]:
         rows *= n
     return ggml.ggml_row_size(type_, ne[0]) * rows
-
-
-__all__ = ["F32", "Context", "Graph", "Mapping", "Tensor", "Weights", "shape", "tensor_bytes"]
