@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import opened
 from explain import made
 
 from slotwise.explain import drawing
 from slotwise.explain.html import MOST_WATERFALLS, page
 from slotwise.explain.record import Life, Value
 from slotwise.explain.summary import explain, summarise
-
-CHROMIUM = Path("/usr/bin/chromium")
 
 
 def rendered(*lives: Life) -> str:
@@ -135,19 +133,6 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
 # --- what a browser draws
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api")
-    if not CHROMIUM.exists():
-        pytest.skip("no Chromium")
-    with api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture(
     scope="module",
     params=[("light", 1100), ("dark", 1100), ("light", 390), ("dark", 390)],
@@ -159,14 +144,8 @@ def drawn(
     scheme, width = request.param
     file = tmp_path_factory.mktemp("page") / "page.html"
     file.write_text(everything(), encoding="utf-8")
-    opened = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    trouble: list[str] = []
-    opened.on("console", lambda message: trouble.append(message.text))
-    opened.on("request", lambda r: trouble.append(r.url) if r.url != file.as_uri() else None)
-    opened.goto(file.as_uri())
-    assert trouble == []
-    yield opened
-    opened.close()
+    with opened(browser, file.as_uri(), width=width, scheme=scheme) as page_of_it:
+        yield page_of_it
 
 
 BOXES = """() => [...document.querySelectorAll('svg.waterfall')].map(fall => {
