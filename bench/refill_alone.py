@@ -37,7 +37,7 @@ def decode_after_loan(engine: Engine, policy: str, tokens: list[int], nbytes: in
     if policy == "blocking":
         experts.refill()
     for index, token in enumerate(tokens):
-        engine._window(token, CONTEXT + index)
+        engine.window(token, CONTEXT + index)
         if policy == "deferred" and index == 0:
             experts.refill()
     return perf_counter_ns() - begin

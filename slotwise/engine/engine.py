@@ -11,30 +11,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from slotwise.engine.loading import Loaded, Progress, load
-from slotwise.engine.prompt import Cancelled, PromptReader
-from slotwise.engine.records import RequestBooks
+from slotwise.engine.prompt import PromptReader
+from slotwise.engine.request import Extras, Request, Step
 from slotwise.engine.sampling import Sampler, Sampling
 from slotwise.engine.settings import EngineSettings
 from slotwise.engine.tracing import Tracing
 from slotwise.errors import UsageError
-from slotwise.trace.ledger import CLOCK, Ledger, Status
-from slotwise.trace.record import DecodeTally, RequestRecord
+from slotwise.trace.ledger import Ledger, LedgerRecord
+from slotwise.trace.record import RequestRecord
 from slotwise.weights.shards import ModelFile, open_model
-
-
-@dataclass(frozen=True)
-class Step:
-    """One token of an answer."""
-
-    token: int
-    first: bool
 
 
 class Engine:
@@ -45,8 +36,8 @@ class Engine:
         self.last_record: RequestRecord | None = None
         """Of the latest request, once its generator has ended."""
         self._requests = 0
-        self._running: _Request | None = None
-        self._reader = PromptReader(
+        self.running: Request | None = None
+        self.reader = PromptReader(
             loaded.network,
             backend=loaded.backend,
             experts=loaded.experts,
@@ -109,6 +100,7 @@ class Engine:
         stop: frozenset[int] = frozenset(),
         cancel: threading.Event | None = None,
         opened: tuple[str, Ledger] | None = None,
+        extras: Extras | None = None,
     ) -> Iterator[Step]:
         """Tokens that follow `prompt` (the whole conversation, as token ids).
 
@@ -122,13 +114,17 @@ class Engine:
         this one had not been.
         """
         name, ledger = opened or self.new_ledger()
-        request = _Request(self, name, ledger, cancel or threading.Event())
+        request = Request(self, name, ledger=ledger, cancel=cancel, extras=extras)
         try:
             self._check_prompt(prompt, max_tokens)
         except UsageError:
             request.finish("failed")
             raise
         return request.run(prompt, Sampler(sampling or Sampling()), max_tokens, stop)
+
+    def withdraw(self, name: str, closed: LedgerRecord, *, error: str | None = None) -> None:
+        """Files the record of a request that ended before its tokens came here."""
+        Request(self, name, closed=closed).finish(closed.status, error=error)
 
     def _check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
         context = self.loaded.settings.context
@@ -157,7 +153,7 @@ class Engine:
         """Reads `tokens` into an empty state, for what the experts do meanwhile."""
         self._check_prompt(tokens, 1)
         self.forget()
-        self._reader.read(tokens, 0, ledger=Ledger(), check=_never, done=self.loaded.state.advance)
+        self.reader.read(tokens, 0, ledger=Ledger(), check=_never, done=self.loaded.state.advance)
 
     def logits(
         self, tokens: Sequence[int], *, chunk: int | None = None, one_by_one: bool = False
@@ -172,7 +168,7 @@ class Engine:
         if one_by_one:
             rows = []
             for position, token in enumerate(tokens):
-                rows.append(self._window(token, position).copy())
+                rows.append(self.window(token, position).copy())
             return np.stack(rows)
         reader = PromptReader(
             loaded.network,
@@ -187,148 +183,14 @@ class Engine:
         )
         return np.concatenate(rows)
 
-    def _window(self, token: int, position: int) -> np.ndarray:
+    def window(self, token: int, position: int) -> np.ndarray:
+        """Logits f32 [n_vocab] after `token`, which becomes part of the state."""
         loaded = self.loaded
         logits = loaded.windows.run(
             [token], position, backend=loaded.backend, experts=loaded.experts
         )
         loaded.state.advance([token])
         return logits
-
-
-class _Request:
-    """One run of `Engine.generate`."""
-
-    def __init__(self, engine: Engine, name: str, ledger: Ledger, cancel: threading.Event) -> None:
-        self._engine, self._loaded = engine, engine.loaded
-        self._ledger, self._cancel = ledger, cancel
-        self._books = RequestBooks(name, engine.loaded, prompt=0, reused=0)
-        self._error: str | None = None
-
-    def run(
-        self, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stop: frozenset[int]
-    ) -> Iterator[Step]:
-        status: Status = "failed"
-        try:
-            self._begin()
-            token = self._first_token(prompt, sampler)
-            if token not in stop:
-                with self._ledger.phase("emit"):
-                    self._books.generated = 1
-                    yield Step(token, first=True)
-            self._close_ledger("done")
-            if token not in stop:
-                yield from self._decode(token, len(prompt), sampler, max_tokens, stop)
-            status = "done"
-        except (Cancelled, GeneratorExit, KeyboardInterrupt):
-            status = "cancelled"
-            raise
-        except Exception as error:
-            self._error = type(error).__name__
-            raise
-        finally:
-            self.finish(status)
-
-    def _begin(self) -> None:
-        if self._engine._running is not None:
-            raise UsageError(
-                f"request {self._engine._running._books.name} has not ended",
-                next_step="Read its steps to the end or close them first.",
-            )
-        self._engine._running = self
-
-    def _first_token(self, prompt: Sequence[int], sampler: Sampler) -> int:
-        loaded, ledger, books = self._loaded, self._ledger, self._books
-        with ledger.phase("lookup"):
-            books.prompt = len(prompt)
-            books.reused = loaded.state.reuse(prompt)
-        part = prompt[books.reused : -1]
-        if part:
-            self._read(part)
-        if loaded.experts and loaded.experts.refill_mode == "blocking":
-            with ledger.phase("refill"):
-                loaded.experts.refill()
-        with ledger.phase("first_window"):
-            self._check()
-            logits = self._engine._window(prompt[-1], len(prompt) - 1)
-        with ledger.phase("sample"):
-            return sampler.sample(logits)
-
-    def _read(self, part: Sequence[int]) -> None:
-        loaded, reader = self._loaded, self._engine._reader
-        if loaded.experts:
-            loaded.experts.stage = "read"
-        try:
-            reader.read(
-                part,
-                self._books.reused,
-                ledger=self._ledger,
-                check=self._check,
-                done=self._chunk_done,
-            )
-        finally:
-            self._books.loan = reader.last_loan
-            stats = self._books.so_far()
-            self._ledger.add("read.expert_wait", bytes=stats.read.bytes_read)
-            if loaded.experts:
-                loaded.experts.stage = "decode"
-
-    def _chunk_done(self, tokens: Sequence[int]) -> None:
-        self._loaded.state.advance(tokens)
-        self._books.read += len(tokens)
-
-    def _close_ledger(self, status: Status) -> None:
-        self._books.ledger = record = self._ledger.close(status)
-        self._books.tally = DecodeTally(start_ns=record.end_ns)
-        self._start_refill()
-
-    def _start_refill(self) -> None:
-        experts = self._loaded.experts
-        if experts and experts.refill_mode == "deferred" and self._books.loan is not None:
-            experts.refill()
-
-    def _decode(
-        self,
-        token: int,
-        position: int,
-        sampler: Sampler,
-        max_tokens: int,
-        stop: frozenset[int],
-    ) -> Iterator[Step]:
-        books, tally = self._books, self._books.tally
-        last = min(position + max_tokens - 1, self._loaded.settings.context - 1)
-        while position < last and tally is not None:
-            if self._cancel.is_set():
-                raise Cancelled
-            begin, waited = CLOCK(), self._waited()
-            token = sampler.sample(self._engine._window(token, position))
-            end = CLOCK()
-            wait_ns = self._waited() - waited
-            tally.window(begin, end, tokens=1, expert_wait_ns=wait_ns)
-            self._engine.tracing.window(books.name, begin, end, wait_ns)
-            position += 1
-            if token in stop:
-                return
-            books.generated += 1
-            yield Step(token, first=False)
-
-    def _waited(self) -> int:
-        experts = self._loaded.experts
-        return experts.decode_wait_ns if experts else 0
-
-    def _check(self) -> None:
-        if self._cancel.is_set():
-            raise Cancelled
-
-    def finish(self, status: Status) -> None:
-        """Closes what is open and files the record."""
-        if self._engine._running is self:
-            self._engine._running = None
-        if self._books.ledger is None:
-            self._books.ledger = self._ledger.close(status)
-            self._start_refill()  # what was lent comes back also when no token came out
-        self._engine.last_record = record = self._books.record(status, self._engine.tracing.lanes)
-        self._engine.tracing.end(record, self._books.loan, self._loaded.experts, self._error)
 
 
 def _never() -> None:

@@ -9,6 +9,7 @@ from slotwise.trace.lanes import LaneLog
 from slotwise.trace.ledger import LedgerRecord, Status
 from slotwise.trace.record import (
     DecodeTally,
+    Edges,
     ExpertCounts,
     Loan,
     Refill,
@@ -38,7 +39,9 @@ class RequestBooks:
         """Expert counters of this request."""
         return self._stats() - self._before
 
-    def record(self, status: Status, lanes: LaneLog) -> RequestRecord:
+    def record(
+        self, status: Status, lanes: LaneLog, *, edges: Edges | None = None
+    ) -> RequestRecord:
         """The request as it stands; the ledger must be closed."""
         if self.ledger is None:
             raise RuntimeError(f"the ledger of request {self.name} is still open")
@@ -48,6 +51,7 @@ class RequestBooks:
             request=self.name,
             status=status,
             ledger=self.ledger,
+            edges=edges or Edges(),
             tokens=Tokens(
                 prompt=self.prompt, reused=self.reused, read=self.read, generated=self.generated
             ),

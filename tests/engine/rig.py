@@ -142,13 +142,13 @@ def window_logits(
 ) -> tuple[list[int], np.ndarray]:
     """An answer, and the logits f32 [n, n_vocab] that `generate` chose its tokens from."""
     rows: list[np.ndarray] = []
-    window: Callable[[int, int], np.ndarray] = engine._window
+    window: Callable[[int, int], np.ndarray] = engine.window
 
     def recorded(token: int, position: int) -> np.ndarray:
         rows.append(window(token, position).copy())
         return rows[-1]
 
-    with patch.object(engine, "_window", recorded):
+    with patch.object(engine, "window", recorded):
         tokens = generate(engine, prompt, n)
     return tokens, np.stack(rows)
 
