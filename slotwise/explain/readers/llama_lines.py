@@ -35,7 +35,15 @@ PROGRESS_TIMED = re.compile(
 SHARED = re.compile(rf"^n_past = ({INT}), (?:cache_tokens|slot\.prompt\.tokens)\.size\(\)")
 CHECKPOINT = re.compile(r"created context checkpoint \d+ of \d+")
 TOOK = re.compile(rf"took ({NUM}) ms")
-CACHE_UPDATE = re.compile(rf"prompt cache update took ({NUM}) ms")
+CACHE_TOOK = re.compile(rf"prompt cache (update|save|load) took ({NUM}) ms")
+TRUNCATED = re.compile(rf"n_prompt_tokens = ({INT})")
+OLD_SLOT = re.compile(
+    rf"\bslot ({INT})(?: is processing \[task id: (?P<task>{INT})\]|"
+    rf" [:-] in cache: (?P<cached>{INT}) tokens \| to process: (?P<left>{INT}) tokens|"
+    rf" : kv cache rm - \[(?P<begin>{INT}), end\)| released \({INT} tokens in cache\))"
+)
+CLI_RATES = re.compile(rf"\[ Prompt: ({NUM}) t/s \| Generation: ({NUM}) t/s \]")
+BENCH_TEST = re.compile(rf"\|\s*(pp|tg)({INT})(?: @ d({INT}))?\s*\|\s*({NUM}) ± {NUM}\s*\|\s*$")
 CANCEL = re.compile(rf"cancel task, id_task = ({INT})")
 FAILED = re.compile(rf"send_error: task id = ({INT}), error")
 DRAFTS = re.compile(rf"draft acceptance(?: rate)? = {NUM} \(\s*({INT}) accepted /\s*({INT})")
@@ -53,14 +61,44 @@ JSON_FIELD = re.compile(
 )
 START = re.compile(
     r"(?:^|\s)(?:build info \||build: \d+ \(|load_model: loading model|main: loading model|"
-    r"llama_model_loader: loaded meta data|system info:? )"
+    r"llama_model_loader: loaded meta data|system[ _]info:? )|\"(?:build|system) info\""
 )
-BUILD = re.compile(rf"(?:build=|build: )({INT})")
-LOADED = re.compile(r"\b(?:main|llama_server): model loaded")
-SLOTS = re.compile(rf"initializing(?: slots)?, n_slots = ({INT})")
+BUILD = re.compile(rf'(?:build=|build: |"build":)({INT})')
+LOADED = re.compile(r'\b(?:main|llama_server): model loaded|"model loaded"|\] model loaded \|')
+SLOTS = re.compile(rf'initializing(?: slots)?(?:, n_slots = |.{{1,120}}n_slots"?[:=])({INT})')
+NOISE = re.compile(
+    "|".join(
+        (
+            "slots are idle",
+            "done request",
+            "log_server_r",
+            "sampler chain",
+            "Chat format",
+            "selected slot by",
+            "n_decoded",
+            "n_gen =",
+            "graphs reused",
+            "statistics ",
+            "cache state:",
+            "- prompt 0x",
+            "looking for better prompt",
+            "found better prompt",
+            "sample time",
+            "sampling +time",
+            "samplers time",
+            "unaccounted time",
+            "llama_model_loader",
+            "buffer type overriden",
+            "\\|---",
+            "\\| -+:? \\|",
+        )
+    )
+)
+"""Lines known to say nothing about where a request's time went."""
 
 _MINUTES = re.compile(r"(?:^|\s)(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3}) [A-Z] ")
 _SHORT = re.compile(r"^(\d{1,4}):(\d\d\.\d\d) [A-Z] ")
+_SYSLOG = re.compile(r"[A-Z][a-z]{2} ([ \d]\d) (\d\d):(\d\d):(\d\d) \S")
 _STAMP = re.compile(r'timestamp"?[=:]\s*(\d{9,11})\b')
 _WALL = re.compile(r"\b\d{4}-\d\d-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 
@@ -90,6 +128,9 @@ def clock_of(line: str) -> Clock | None:
         return Clock(
             seconds + float(f"0.{fraction or 0}"), "wall", max(0.001, 1000 / 10 ** len(fraction))
         )
+    if m := _SYSLOG.match(line):
+        day, hours, minutes, seconds = map(int, m.groups())
+        return Clock(((day * 24 + hours) * 60 + minutes) * 60 + seconds, "wall", 1000.0)
     return None
 
 

@@ -7,6 +7,7 @@ batches. The update of the prompt cache lies before it, in the client's time to 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from slotwise.explain.readers.common import read_planned, request, size_warnings
@@ -16,6 +17,10 @@ from slotwise.explain.record import Phase, Request, Status, Value
 MARKS_KEPT = 2000
 INSIDE = "prompt eval"
 _WHOLE_SECONDS = "from time stamps of whole seconds, so up to 1 s off"
+_NO_TIMINGS = (
+    "released without timings and without a cancel line: an embedding or a ranking, or cut off "
+    "by a version that does not say so"
+)
 _CANNOT = (
     "where the time inside prompt eval went (expert copies, attention, waiting): no line says it",
     "time before the slot was picked (HTTP, template, tokenise, queue)",
@@ -61,6 +66,34 @@ class Open:
     failed: bool = False
     released: bool = False
     shared_batches: bool = False
+    prompt_done: bool = False
+    context_shifts: int = 0
+    cut_from: int | None = None
+    """The prompt's length before it was cut to fit the context."""
+
+    @property
+    def answered(self) -> bool:
+        return self.total_ms is not None
+
+    def timing(self, found: re.Match[str], line_no: int, clock: Clock | None) -> None:
+        """One line of a timing block: kind, milliseconds, tokens."""
+        kind, ms, count = found.groups()
+        self.last = line_no
+        if kind == "prompt eval":
+            self.prompt_ms, self.end = float(ms), clock
+            self.read = int(count) if count else None
+        elif kind == "total":
+            self.total_ms = float(ms)
+        elif kind == "load":
+            self.load_ms = float(ms)
+        else:
+            self.gen_ms = float(ms)
+            self.generated = int(count) if count else None
+
+    def take_timings(self, block: Open) -> None:
+        """Make a block that names no request this request's."""
+        self.prompt_ms, self.end, self.read = block.prompt_ms, block.end, block.read
+        self.gen_ms, self.generated, self.total_ms = block.gen_ms, block.generated, block.total_ms
 
     def batch(self, position: int, tokens: int) -> None:
         """A progress line of older versions: the position after this batch, and its size."""
@@ -96,7 +129,9 @@ class Open:
             return "failed"
         if self.prompt_ms is not None:
             return "cancelled" if self.cancelled else "done"
-        return "cancelled" if self.cancelled or self.released else "incomplete"
+        if self.cancelled:
+            return "cancelled"
+        return "done" if self.released and self.prompt_done else "incomplete"
 
     def _prompt(self) -> Value:
         if self.prompt is not None:
@@ -264,6 +299,12 @@ class Open:
             out.append("other request slots were busy: their tokens are inside this prompt eval")
         if self.checkpoints:
             out.append("checkpoints were made inside prompt eval")
+        if self.released and self.prompt_ms is None and not (self.cancelled or self.failed):
+            out.append(_NO_TIMINGS)
+        if self.context_shifts:
+            out.append("the context was full: old tokens were dropped while answering")
+        if self.cut_from is not None:
+            out.append(f"the prompt of {self.cut_from} tokens was cut to fit the context")
         if self.style == "ollama":
             out.append("the count may be the whole prompt while the time is of uncached work only")
         return out
@@ -278,6 +319,8 @@ class Open:
             facts["shared_tokens"] = Value.measured(self.shared)
         if self.checkpoints:
             facts["checkpoints"] = Value.measured(self.checkpoints)
+        if self.context_shifts:
+            facts["context_shifts"] = Value.measured(self.context_shifts)
         if self.drafts is not None:
             facts["drafts_accepted"] = Value.measured(self.drafts[0])
             facts["drafts"] = Value.measured(self.drafts[1])
