@@ -10,7 +10,7 @@ ledger.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -35,6 +35,8 @@ class Engine:
         self.loaded, self.tracing = loaded, tracing
         self.last_record: RequestRecord | None = None
         """Of the latest request, once its generator has ended."""
+        self.on_record: Callable[[RequestRecord], None] = _nobody
+        """Called with every request's record, by the thread that ends it."""
         self._requests = 0
         self.running: Request | None = None
         self.reader = PromptReader(
@@ -195,3 +197,7 @@ class Engine:
 
 def _never() -> None:
     """The check of a read that cannot be cancelled."""
+
+
+def _nobody(_record: RequestRecord) -> None:
+    """Nobody asked for the records."""

@@ -227,3 +227,4 @@ class Request:
         record = books.record(status, tracing.lanes, edges=self._extras.edges())
         self._engine.last_record = record
         tracing.end(record, books.loan, self._loaded.experts, error or self._error)
+        self._engine.on_record(record)

@@ -8,20 +8,22 @@ again, and what the state already holds of it is not read a second time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from slotwise.engine.engine import Engine
 from slotwise.engine.prompt import Cancelled
 from slotwise.engine.sampling import Sampling
 from slotwise.errors import UsageError
+from slotwise.trace.ledger import Ledger
 from slotwise.trace.record import RequestRecord
 from slotwise.weights.chat import ChatTemplate
 from slotwise.weights.tokenizer import Tokenizer
 
-Message = dict[str, str]
-"""`role` (system, user or assistant) and `content`."""
+Message = Mapping[str, Any]
+"""`role` (system, user or assistant), `content`, and whatever else the template reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,14 @@ class AnswerOptions:
 
     max_tokens: int = 512
     sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens to answer, and the name and running ledger of the request they belong to."""
+
+    opened: tuple[str, Ledger]
+    tokens: list[int]
 
 
 class Answerer:
@@ -55,10 +65,7 @@ class Answerer:
         self, text: str, options: AnswerOptions, *, cancel: threading.Event | None = None
     ) -> Iterator[str]:
         """Pieces of text that follow `text`, at character boundaries."""
-        opened = self.engine.new_ledger()
-        with opened[1].phase("tokenize"):
-            tokens = self.tokenizer.encode(text, special=True)
-        return self._pieces(tokens, options, cancel, opened)
+        return self._pieces(self.open_text(text), options, cancel)
 
     def reply(
         self,
@@ -73,28 +80,53 @@ class Answerer:
                 "the model has no chat template",
                 next_step="Use `slotwise run --raw`, which continues text as it is.",
             )
-        opened = self.engine.new_ledger()
-        with opened[1].phase("template"):
-            text = self.template.render(messages, add_generation_prompt=True)
-        with opened[1].phase("tokenize"):
-            tokens = self.tokenizer.encode(text, special=True, add_bos=False)
-        return self._pieces(tokens, options, cancel, opened)
+        return self._pieces(self.open_chat(self.template, messages), options, cancel)
+
+    def open_chat(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        *,
+        start_ns: int | None = None,
+        **values: Any,
+    ) -> Prompt:
+        """Opens a request's ledger and turns its conversation into tokens. `values` are further
+        ones for the template (`tools`, for example)."""
+        with self._opening(start_ns) as opened:
+            with opened[1].phase("template"):
+                text = template.render(messages, **values)
+            with opened[1].phase("tokenize"):
+                tokens = self.tokenizer.encode(text, special=True, add_bos=False)
+        return Prompt(opened, tokens)
+
+    def open_text(self, text: str | Sequence[int], *, start_ns: int | None = None) -> Prompt:
+        """The same for text, or tokens, to be continued."""
+        with self._opening(start_ns) as opened, opened[1].phase("tokenize"):
+            if isinstance(text, str):
+                return Prompt(opened, self.tokenizer.encode(text, special=True))
+        return Prompt(opened, list(text))
+
+    @contextmanager
+    def _opening(self, start_ns: int | None) -> Iterator[tuple[str, Ledger]]:
+        """A running ledger, which is closed and filed if there will be no prompt."""
+        name, ledger = self.engine.new_ledger(start_ns=start_ns)
+        try:
+            yield name, ledger
+        except Exception as error:
+            self.engine.withdraw(name, ledger.close("failed"), error=type(error).__name__)
+            raise
 
     def _pieces(
-        self,
-        tokens: list[int],
-        options: AnswerOptions,
-        cancel: threading.Event | None,
-        opened: tuple,
+        self, prompt: Prompt, options: AnswerOptions, cancel: threading.Event | None
     ) -> Iterator[str]:
         stream = self.tokenizer.stream()
         steps = self.engine.generate(
-            tokens,
+            prompt.tokens,
             sampling=options.sampling,
             max_tokens=options.max_tokens,
             stop=self.tokenizer.stop_ids,
             cancel=cancel,
-            opened=opened,
+            opened=prompt.opened,
         )
         with suppress(Cancelled):
             for step in steps:

@@ -4,12 +4,13 @@ Events are kept in memory and encoded when a request ends (or when very many hav
 Only whole lines are handed to the file, so a killed process leaves at most one cut line. A disk
 that is full ends the trace with a note and lets the request live.
 
-One thread at a time may use a sink. Reading and exporting are in `reader.py` and `perfetto.py`.
+Several threads may use a sink. Reading and exporting are in `reader.py` and `perfetto.py`.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -51,17 +52,19 @@ class TraceSink:
         self._written = 0
         self._size = 0
         self._pending: list[Event] = []
+        self._lock = threading.RLock()
         self._file = _create(path, overwrite=overwrite)
         self._write(_line(header), events=0)
 
     def emit(self, event: Event) -> None:
         """Take one event; the end of a request also writes everything taken so far."""
-        if self.stopped:
-            self.events_lost += 1
-            return
-        self._pending.append(event)
-        if isinstance(event, RequestEnd) or len(self._pending) >= MAX_PENDING:
-            self.flush()
+        with self._lock:
+            if self.stopped:
+                self.events_lost += 1
+                return
+            self._pending.append(event)
+            if isinstance(event, RequestEnd) or len(self._pending) >= MAX_PENDING:
+                self.flush()
 
     def span_hook(self, request: str) -> SpanHook:
         """`on_span` for the Ledger of `request`: one `phase` event per entry and exit."""
@@ -82,15 +85,17 @@ class TraceSink:
 
     def flush(self) -> None:
         """Encode and write what was taken. A failing disk stops the trace instead of raising."""
-        data = b"".join(_line(event) for event in self._pending)
-        self._write(data, events=len(self._pending))
-        self._pending.clear()
+        with self._lock:
+            data = b"".join(_line(event) for event in self._pending)
+            self._write(data, events=len(self._pending))
+            self._pending.clear()
 
     def close(self) -> None:
         """Write the rest and the end mark. Further events are counted as lost."""
-        self.flush()
-        self._write(_line(TraceEnd(at_ns=CLOCK(), events=self._written)), events=0)
-        self._stop("the trace was closed")
+        with self._lock:
+            self.flush()
+            self._write(_line(TraceEnd(at_ns=CLOCK(), events=self._written)), events=0)
+            self._stop("the trace was closed")
 
     def __enter__(self) -> Self:
         return self
