@@ -15,10 +15,11 @@ from unittest.mock import patch
 
 import click
 
-from bench.record import BenchRecord
-from bench.report import cut, finish, interval, options, prose
-from bench.stats import alternating, estimate, ratio
-from bench.workers.engine import GREEDY, settings
+from bench.report import finish, interval, options
+from slotwise.bench.prose import cut, prose
+from slotwise.bench.record import BenchRecord
+from slotwise.bench.stats import alternating, estimate, ratio
+from slotwise.bench.workers.engine import GREEDY, settings
 from slotwise.engine import engine as engine_module
 from slotwise.engine.engine import Engine
 from slotwise.trace.lanes import LaneLog

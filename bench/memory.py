@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
-from bench.child import Child
-from bench.record import BenchRecord
-from bench.report import cut, finish, options, prose
-from bench.workers.engine import ALL, settings
+from bench.report import finish, options
+from slotwise.bench.child import Child
+from slotwise.bench.prose import cut, prose
+from slotwise.bench.record import BenchRecord
+from slotwise.bench.workers.engine import ALL, settings
 from slotwise.engine.loading import blueprint
 from slotwise.weights.shards import open_model
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
-from bench.child import Child, while_idle
-from bench.record import BenchRecord
-from bench.report import cut, finish, options, prose
-from bench.stats import Estimate, alternating, estimate, ratio
+from bench.report import finish, options
+from slotwise.bench.child import Child, while_idle
+from slotwise.bench.prose import cut, prose
+from slotwise.bench.record import BenchRecord
+from slotwise.bench.stats import Estimate, alternating, estimate, ratio
 
 POLICIES = ("deferred", "blocking", "lazy")
 FIRST_TOKENS = 64

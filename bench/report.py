@@ -13,8 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.record import BenchRecord
-from bench.stats import Estimate
+from slotwise.bench.record import BenchRecord
+from slotwise.bench.stats import Estimate
 
 HERE = Path(__file__).parent
 GATE_FAILED = 4
@@ -32,16 +32,6 @@ def options(function: F) -> F:
     ):
         function = decorate(function)
     return function
-
-
-def prose() -> str:
-    """Chapter one of Alice's Adventures in Wonderland (Lewis Carroll, 1865)."""
-    return (HERE / "prose.txt").read_text()
-
-
-def cut(tokens: Sequence[int], n: int, *, start: int = 0) -> list[int]:
-    """`n` tokens of the prose from `start` on, going round at its end."""
-    return [tokens[(start + i) % len(tokens)] for i in range(n)]
 
 
 def finish(

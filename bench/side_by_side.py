@@ -13,11 +13,12 @@ from typing import Any
 
 import click
 
-from bench.child import Child, while_idle
-from bench.record import BenchRecord
-from bench.report import cut, finish, interval, options, prose
-from bench.stats import alternating, estimate, ratio
-from bench.workers.protocol import Answer
+from bench.report import finish, interval, options
+from slotwise.bench.child import Child, while_idle
+from slotwise.bench.prose import cut, prose
+from slotwise.bench.record import BenchRecord
+from slotwise.bench.stats import alternating, estimate, ratio
+from slotwise.bench.workers.protocol import Answer
 
 WANTED_RATIO = 0.9
 LEAST_PAIRS = 5

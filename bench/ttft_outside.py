@@ -13,10 +13,11 @@ from typing import Any
 
 import click
 
-from bench.child import Child
-from bench.record import BenchRecord
-from bench.report import finish, options, prose
-from bench.stats import estimate, quantiles
+from bench.report import finish, options
+from slotwise.bench.child import Child
+from slotwise.bench.prose import prose
+from slotwise.bench.record import BenchRecord
+from slotwise.bench.stats import estimate, quantiles
 
 MOST_OTHER = 0.02
 MOST_APART_NS = 2_000_000

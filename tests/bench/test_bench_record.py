@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import BenchRecord
-from bench.report import GATE_FAILED, cut, finish, interval, prose
-from bench.stats import Estimate, estimate
+from bench.report import GATE_FAILED, finish, interval
 from bench.ttft_outside import agrees
+from slotwise.bench.prose import cut, prose
+from slotwise.bench.record import BenchRecord
+from slotwise.bench.stats import Estimate, estimate
 
 
 def _record(*, passed: bool) -> BenchRecord:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bench.stats import alternating, estimate, quantiles, ratio
+from slotwise.bench.stats import alternating, estimate, quantiles, ratio
 
 
 def test_estimate_gives_the_median_and_students_interval() -> None:

@@ -17,7 +17,7 @@ from time import perf_counter_ns, process_time_ns
 from types import SimpleNamespace
 from typing import Any
 
-from bench.workers.protocol import Answer, Pipe
+from slotwise.bench.workers.protocol import Answer, Pipe
 
 N_UBATCH = 512
 
@@ -35,7 +35,7 @@ def from_llama_cpp_python() -> Any:
 
 def from_xllamacpp() -> Any:
     """The same of the wheel `xllamacpp`; its struct layouts are kept with the tests."""
-    path = Path(__file__).parents[2] / "tests/reference/llama_cpp.py"
+    path = Path(__file__).parents[3] / "tests/reference/llama_cpp.py"
     spec = importlib.util.spec_from_file_location("llama_cpp_structs", path)
     if spec is None or spec.loader is None:
         raise SystemExit(f"cannot load {path}")
@@ -114,8 +114,11 @@ class LlamaCpp:
         n = self._llama.llama_tokenize(vocab, raw, len(raw), ids, len(ids), False, False)
         return {"tokens": list(ids[:n])}
 
-    def request(self, tokens: Sequence[int], follow: Sequence[int]) -> Answer:
-        """Reads `tokens` from an empty state, then each of `follow` by itself.
+    def request(
+        self, tokens: Sequence[int], follow: Sequence[int], *, seconds: float | None = None
+    ) -> Answer:
+        """Reads `tokens` from an empty state, then each of `follow` by itself, until the one that
+        is done more than `seconds` after the read.
 
         `first_ns` until the logits after the last of `tokens`, `decode_ns` for all of `follow`.
         """
@@ -123,7 +126,11 @@ class LlamaCpp:
         cpu = process_time_ns()
         first_ns = self._decode(tokens)
         read_cpu = process_time_ns() - cpu
-        windows = [self._decode([token]) for token in follow]
+        windows: list[int] = []
+        for token in follow:
+            windows.append(self._decode([token]))
+            if seconds and sum(windows) > seconds * 1e9:
+                break
         return {
             "first_ns": first_ns,
             "decode_ns": sum(windows),

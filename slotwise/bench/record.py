@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import slotwise
-from bench.stats import Estimate
+from slotwise.bench.stats import Estimate
 
 SCHEMA = "slotwise.bench/v1"
 PACKAGES = ("ggml-python", "numpy", "gguf", "tokenizers", "scipy")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,24 +6,25 @@ It is opened and asked as any caller would: ledger, lanes and records are on.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
+from typing import cast
 
-import ggml
-
-from bench.workers.protocol import Answer, Pipe
-from slotwise.engine.engine import Engine
+from slotwise.bench.workers.protocol import Answer, Pipe
+from slotwise.engine.engine import Engine, Step
 from slotwise.engine.sampling import Sampling
 from slotwise.engine.settings import EngineSettings, RefillPolicy
+from slotwise.kernels.features import cpu_features, ggml_version
 from slotwise.trace.record import RequestRecord
 from slotwise.weights.tokenizer import Tokenizer
 
 ALL = "all"
 """Memory: a slot for every expert, and those that a loan takes."""
+AUTO = "auto"
+"""Memory: what the engine itself finds that it may use."""
 MORE_THAN_ANY = 1 << 20
 GREEDY = Sampling(temperature=0)
 
@@ -31,35 +32,15 @@ GREEDY = Sampling(temperature=0)
 def settings(
     memory: str, *, threads: int, context: int, refill: RefillPolicy = "deferred"
 ) -> EngineSettings:
-    """`memory` is a number of bytes, or `all`."""
+    """`memory` is a number of bytes, `all` or `auto`."""
     everything = memory == ALL
     return EngineSettings(
-        memory=None if everything else int(memory),
+        memory=None if memory in (ALL, AUTO) else int(memory),
         slots=MORE_THAN_ANY if everything else None,
         threads=threads,
         context=context,
         refill=refill,
     )
-
-
-class _Feature(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
-
-
-def ggml_features() -> str:
-    """What ggml's CPU backend was built with, in the words of llama.cpp's system info."""
-    library = ggml.ggml.lib
-    library.ggml_backend_cpu_reg.restype = ctypes.c_void_p
-    address = library.ggml_backend_reg_get_proc_address
-    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
-    registry = library.ggml_backend_cpu_reg()
-    features = ctypes.CFUNCTYPE(ctypes.POINTER(_Feature), ctypes.c_void_p)(
-        address(registry, b"ggml_backend_get_features")
-    )(registry)
-    found = []
-    while name := features[len(found)].name:
-        found.append(f"{name.decode()} = {features[len(found)].value.decode()}")
-    return "CPU : " + " | ".join(found)
 
 
 class EngineWorker:
@@ -72,8 +53,8 @@ class EngineWorker:
         plan, loaded = engine.loaded.plan, engine.loaded
         self.ready: Answer = {
             "engine": "slotwise",
-            "ggml": f"{ggml.ggml_version().decode()} (ggml-python {ggml.__version__})",
-            "system_info": ggml_features(),
+            "ggml": ggml_version(),
+            "system_info": cpu_features(),
             "threads": loaded.backend.threads,
             "context": loaded.settings.context,
             "kv_type": loaded.settings.kv_type,
@@ -82,6 +63,8 @@ class EngineWorker:
             "expert_slots": list(plan.slots),
             "plan_bytes": plan.parts(),
             "plan_total": plan.total,
+            "budget_bytes": plan.budget.nbytes,
+            "budget_reason": plan.budget.reason,
             "store": loaded.store.note if loaded.store else "",
             "direct": loaded.store.direct if loaded.store else None,
         }
@@ -90,15 +73,22 @@ class EngineWorker:
         """The ids of `text`, control tokens in it taken as text, no bos."""
         return {"tokens": self._tokenizer.encode(text, special=False, add_bos=False)}
 
-    def request(self, tokens: Sequence[int], max_tokens: int) -> Answer:
-        """Times seen by the caller of the engine, and the engine's own record."""
+    def request(
+        self, tokens: Sequence[int], max_tokens: int, *, seconds: float | None = None
+    ) -> Answer:
+        """Times seen by the caller of the engine, and the engine's own record. Decode ends after
+        `max_tokens`, or with the token that comes `seconds` after the first."""
         self._engine.loaded.state.reuse([-1])
         cpu, begin = process_time_ns(), perf_counter_ns()
         steps = self._engine.generate(tokens, sampling=GREEDY, max_tokens=max_tokens)
         answer = [next(steps).token]
         first, first_cpu = perf_counter_ns(), process_time_ns()
-        answer.extend(step.token for step in steps)
+        for step in steps:
+            answer.append(step.token)
+            if seconds and perf_counter_ns() - first > seconds * 1e9:
+                break
         end, end_cpu = perf_counter_ns(), process_time_ns()
+        cast("Generator[Step]", steps).close()
         return {
             "tokens": answer,
             "first_ns": first - begin,
