@@ -61,6 +61,8 @@ def engine_options(command: Command) -> Command:
                      help="Folder of the pack.  [default: beside the model]"),
         click.option("--io-lanes", type=click.IntRange(1, 64), default=4, show_default=True,
                      help="Reads of the slow tier at the same time."),
+        click.option("--read-limit", type=float, default=60.0, show_default=True,
+                     help="Seconds the slow tier may take for one expert."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -68,12 +70,17 @@ def engine_options(command: Command) -> Command:
 
 
 def trace_options(command: Command) -> Command:
-    """--trace, and --force to write over one that is there."""
+    """--trace and --routing, and --force to write over one that is there."""
     path = click.Path(path_type=Path, dir_okay=False)
-    command = click.option("--force", is_flag=True, help="Write over a trace that is there.")(
-        command
-    )
-    return click.option("--trace", type=path, help="Write a trace.")(command)
+    options = [
+        click.option("--trace", type=path, help="Write a trace."),
+        click.option("--routing", type=path,
+                     help="Write which experts were chosen, to replay policies on."),
+        click.option("--force", is_flag=True, help="Write over a trace that is there."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def sampling_options(command: Command) -> Command:

@@ -20,7 +20,8 @@ from slotwise.engine.preflight import check_model
 from slotwise.engine.sampling import Sampling
 from slotwise.engine.settings import EngineSettings
 from slotwise.engine.text import Answerer, AnswerOptions, Message
-from slotwise.errors import SlotwiseError
+from slotwise.errors import SlotwiseError, UsageError
+from slotwise.experts.routing import RoutingRecorder, save_routing
 from slotwise.outputs import check_output
 from slotwise.trace.record import ExpertCounts, RequestRecord
 from slotwise.trace.report import where_time_went
@@ -65,9 +66,9 @@ def open_answerer(
     its warnings go to stderr."""
     settings = settings_from(options)
     trace, overwrite = options.get("trace"), bool(options.get("force"))
-    if trace is not None:
-        folder = settings.pack or model.with_suffix(".slotpack")
-        check_output(trace, force=overwrite, inputs=[*sibling_files(model), *folder.glob("*")])
+    folder = settings.pack or model.with_suffix(".slotpack")
+    for written in filter(None, (trace, options.get("routing"))):
+        check_output(written, force=overwrite, inputs=[*sibling_files(model), *folder.glob("*")])
     report = check_model(
         model,
         memory=settings.memory,
@@ -83,12 +84,34 @@ def open_answerer(
     with Engine.open(
         model, settings, trace=trace, overwrite=overwrite, progress=progress
     ) as engine:
-        yield Answerer(engine)
+        with recorded_routing(engine, options.get("routing")):
+            yield Answerer(engine)
         if engine.tracing.stopped:
             raise SlotwiseError(
                 f"{trace}: the trace is incomplete: {engine.tracing.stopped}",
                 next_step="The answer is not affected. Free some room and run it again.",
             )
+
+
+@contextmanager
+def recorded_routing(engine: Engine, path: Path | None) -> Iterator[None]:
+    """Notes which experts are chosen inside and writes them to `path` at its end, however that
+    comes. Raises UsageError for a model without experts."""
+    if path is None:
+        yield
+        return
+    layout, experts = engine.loaded.blueprint.layout, engine.loaded.experts
+    if layout is None or experts is None:
+        raise UsageError(
+            f"{engine.model.path.name} has no experts", next_step="Leave out --routing."
+        )
+    experts.routing = recorder = RoutingRecorder(layout)
+    try:
+        yield
+    finally:
+        experts.routing = None
+        name, digest = engine.model.path.name, engine.model.digest
+        save_routing(path, recorder.routing(model_name=name, model_digest=digest))
 
 
 def answer_once(

@@ -11,6 +11,8 @@ from slotwise.experts.profile import (
     save_profile,
 )
 from slotwise.experts.refill import RefillState
+from slotwise.experts.replay import Replayed, Traffic, belady, replay
+from slotwise.experts.routing import Routing, RoutingRecorder, load_routing, save_routing
 from slotwise.experts.stats import StageStats, Stats
 
 __all__ = [
@@ -23,11 +25,19 @@ __all__ = [
     "Profile",
     "ProfileRecorder",
     "RefillState",
+    "Replayed",
+    "Routing",
+    "RoutingRecorder",
     "StageStats",
     "Stats",
+    "Traffic",
+    "belady",
     "load_profile",
+    "load_routing",
     "minimum_slots",
     "profile_findings",
     "region_offsets",
+    "replay",
     "save_profile",
+    "save_routing",
 ]
