@@ -4,6 +4,7 @@ SlotwiseError (1)          something failed while running
 ├── UsageError (2)         wrong options
 ├── Refused (3)            preflight found reasons not to start; holds all of them
 ├── StoreError (1)         an expert could not be read: file, offset, cause
+├── NotRestored (5)        a window of service ended and production is not as it was
 └── Interrupted (130)      the user stopped it; everything is cleaned up
 
 `cli.py` is the only place that prints one and turns it into an exit code.
@@ -66,6 +67,12 @@ class StoreError(SlotwiseError):
     def __init__(self, path: str, offset: int, cause: str, *, next_step: str = "") -> None:
         super().__init__(f"{path} at byte {offset:,}: {cause}", next_step=next_step)
         self.path, self.offset, self.cause = path, offset, cause
+
+
+class NotRestored(SlotwiseError):
+    """Production was stopped for a measurement and is not as it was before. The loudest error."""
+
+    exit_code = 5
 
 
 class Interrupted(SlotwiseError):

@@ -131,17 +131,17 @@ class Prompt:
 class PromptMaker:
     """Makes the prompts of one run."""
 
-    def __init__(self, corpus: Corpus, *, seed: int, fixed: bool = False) -> None:
-        """With `fixed` every round has the same passage and salt: for reuse."""
-        self.corpus, self._seed, self._fixed = corpus, seed, fixed
-        self._fresh = Random()
+    def __init__(self, corpus: Corpus, *, seed: int) -> None:
+        self.corpus, self._seed, self._salts = corpus, seed, Random()
 
     def make(self, size: int, *, round: int, sizer: Sizer) -> Prompt:
-        """All arms get the same passage in a round, and each request a salt of its own."""
-        number = 0 if self._fixed or sizer.tokenize is None else round
-        passage = self._passage(size, number, sizer)
-        source = Random(f"{self._seed} {size}") if self._fixed else self._fresh
-        salt = "".join(source.choices("0123456789", k=SALT_DIGITS))
+        """All arms get the same passage in a round, and each request a salt of its own.
+
+        Where the server has no /tokenize all rounds get the same passage, so that the size can be
+        found by trying.
+        """
+        passage = self._passage(size, 0 if sizer.tokenize is None else round)
+        salt = "".join(self._salts.choices("0123456789", k=SALT_DIGITS))
 
         def salted(chars: int) -> str:
             return f"{salt} {self.corpus.text[passage : passage + chars]}"
@@ -150,8 +150,8 @@ class PromptMaker:
         chars = sizer.body_chars(size, salted, most=most)
         return Prompt(text=salted(chars), passage=passage, body_chars=chars)
 
-    def _passage(self, size: int, round: int, sizer: Sizer) -> int:
-        room = len(self.corpus.text) - round_up(1.5 * size * sizer.chars_per_token)
+    def _passage(self, size: int, round: int) -> int:
+        room = len(self.corpus.text) - int(2 * size * CHARS_PER_TOKEN)
         if room < 0:
             raise SlotwiseError(
                 f"{size:,} tokens are more than the text has ({len(self.corpus.text):,} "
@@ -159,11 +159,7 @@ class PromptMaker:
                 next_step="Give a longer one with --text.",
             )
         start = Random(f"{self._seed} {size} {round}").randint(0, room)
-        return self.corpus.text.find("\n", start) + 1 if room else 0
-
-
-def round_up(value: float) -> int:
-    return -int(-value // 1)
+        return self.corpus.text.find("\n", start) + 1
 
 
 def _step(missing: int, chars_per_token: float) -> int:
