@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 NOTHING = 3
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 ARM = click.Path(path_type=Path, exists=True)
+HTML = click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Write one self-contained page with pictures.",
+)
+FORCE = click.option("--force", is_flag=True, help="Write over a file that is there.")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 
 
@@ -49,12 +55,8 @@ def explain_group() -> None:
 @click.argument("logs", type=FILE, nargs=-1, required=True)
 @click.option("--join", "join_file", type=FILE, help="Benchmark results (JSON) to pair with.")
 @JSON
-@click.option(
-    "--html",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    help="Write one self-contained page with waterfalls and fits.",
-)
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@HTML
+@FORCE
 @click.option("--per-request", is_flag=True, help="Every phase of every request.")
 @click.option("--unknown", is_flag=True, help="The shapes of the lines that were not understood.")
 @click.option("--follow", is_flag=True, help="Go on reading logs that are still being written.")
@@ -75,21 +77,36 @@ def logs_command(logs: tuple[Path, ...], **options: Any) -> int:
     is_flag=True,
     help="Compare although model, sizes or engine revision differ, and say so.",
 )
-@JSON  # fmt: skip
-def compare_command(arm_a: Path, arm_b: Path, force_compare: bool, as_json: bool) -> None:
-    """Which phases moved from A to B, by how much, and what they do not explain.
+@click.option(
+    "--margin",
+    default="5%",
+    show_default=True,
+    help="A change whose interval is within this of zero is none: per cent of A's mean time, or "
+    "milliseconds (20ms).",
+)
+@HTML
+@FORCE
+@JSON
+def compare_command(arm_a: Path, arm_b: Path, **options: Any) -> None:
+    """Which phases moved from A to B, by how much, which did not, and what stays unexplained.
 
     A and B are logs, or folders of logs of one arm each.
     """
     from slotwise.explain import json_out, report
     from slotwise.explain.compare import compare
+    from slotwise.explain.margin import Margin
 
+    margin = Margin.parse(options["margin"])
     names = (arm_a.name, arm_b.name) if arm_a.name != arm_b.name else (str(arm_a), str(arm_b))
     a, b = (_read(_files(arm)) for arm in (arm_a, arm_b))
-    result = compare(a, b, names=names, force=force_compare)
-    if as_json:
+    result = compare(a, b, names=names, force=options["force_compare"], margin=margin)
+    if options["html"] is not None:
+        from slotwise.explain.html import comparison_page
+
+        _write_page(comparison_page(result), options["html"], force=options["force"])
+    if options["as_json"]:
         _write(json_out.dumps(json_out.comparison_document(result)))
-    else:
+    elif options["html"] is None:
         _print(report.comparison(result))
 
 
@@ -108,10 +125,12 @@ def compare_command(arm_a: Path, arm_b: Path, force_compare: bool, as_json: bool
     help="Only this lever: deferred-refill, no-checkpoint, one-part or off:PHASE.",
 )
 @click.option("--off", multiple=True, metavar="PHASE", help="Also predict without this phase.")
-@JSON  # fmt: skip
+@HTML
+@FORCE
+@JSON
 def levers_command(
     logs: tuple[Path, ...], with_arm: Path | None, lever_key: str, off: tuple[str, ...],
-    as_json: bool,
+    **options: Any,
 ) -> int:  # fmt: skip
     """What the time to the first token would have been with a phase off the path."""
     from slotwise.explain import json_out, report
@@ -135,9 +154,13 @@ def levers_command(
         lever_key=lever_key,
         arm="" if with_arm is None else with_arm.name,
     )
-    if as_json:
+    if options["html"] is not None:
+        from slotwise.explain.html import levers_page
+
+        _write_page(levers_page(result), options["html"], force=options["force"])
+    if options["as_json"]:
         _write(json_out.dumps(json_out.levers_document(result)))
-    else:
+    elif options["html"] is None:
         _print(report.levers(result))
     return 0 if result.predictions else NOTHING
 

@@ -11,9 +11,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from slotwise.errors import Finding, Refused
 from slotwise.explain.grouping import by_size_and_reuse, label, size_of
+from slotwise.explain.margin import DEFAULT, Margin, inside
 from slotwise.explain.record import Life, Reading, Request
 from slotwise.explain.stats import (
     Difference,
@@ -51,7 +53,10 @@ class Change:
     b: Estimate
     by: Difference
     verdict: str
-    """moved / not shown to move / no interval / absent."""
+    """moved / moved, within the margin / did not move / not shown to move / no interval / absent.
+
+    "did not move" is an equivalence: the whole interval lies inside the margin.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,7 @@ class SizeComparison:
     label: str
     n_a: int
     n_b: int
+    margin_ms: float
     outer: Change
     phases: tuple[Change, ...]
     overlapped: tuple[Change, ...]
@@ -77,6 +83,8 @@ class Comparison:
     """Arms A and B. `forced` holds what would have refused it."""
 
     names: tuple[str, str]
+    margin: str
+    """In words: how small a change counts as none."""
     sizes: tuple[SizeComparison, ...]
     hidden: tuple[str, ...]
     unmatched: tuple[str, ...]
@@ -84,7 +92,9 @@ class Comparison:
     warnings: tuple[str, ...]
 
 
-def compare(a: Reading, b: Reading, *, names: tuple[str, str], force: bool = False) -> Comparison:
+def compare(
+    a: Reading, b: Reading, *, names: tuple[str, str], force: bool = False, margin: Margin = DEFAULT
+) -> Comparison:
     """Compares two arms. Raises Refused when they are not comparable and `force` is not set."""
     matched, unmatched = match(a, b)
     findings = _objections(a, b, matched, names=names)
@@ -92,7 +102,7 @@ def compare(a: Reading, b: Reading, *, names: tuple[str, str], force: bool = Fal
         raise Refused(findings)
     if not matched:
         matched = [Matched(label="all sizes together (forced)", a=used(a), b=used(b))]
-    sizes = [s for s in (_compare_size(m) for m in matched) if s is not None]
+    sizes = [s for s in (_compare_size(m, margin=margin) for m in matched) if s is not None]
     if not sizes:
         raise Refused([_finding("no-times", "no size has a known time in both arms", "times")])
     tests = sum(1 + len(s.phases) for s in sizes)
@@ -104,9 +114,9 @@ def compare(a: Reading, b: Reading, *, names: tuple[str, str], force: bool = Fal
         )
     warnings.append("the arms were not interleaved in one log: slow drift between them is not seen")
     return Comparison(
-        names=names, sizes=tuple(sizes), hidden=tuple(hidden_differences(a, b, matched)),
-        unmatched=tuple(unmatched), forced=tuple(f.found for f in findings),
-        warnings=tuple(warnings),
+        names=names, margin=margin.words, sizes=tuple(sizes),
+        hidden=tuple(hidden_differences(a, b, matched)), unmatched=tuple(unmatched),
+        forced=tuple(f.found for f in findings), warnings=tuple(warnings),
     )  # fmt: skip
 
 
@@ -159,7 +169,7 @@ def outer_clock(requests: Sequence[Request]) -> tuple[str, Callable[[Request], f
     return "prompt clock", lambda r: r.prompt_ms.value
 
 
-def _compare_size(m: Matched) -> SizeComparison | None:
+def _compare_size(m: Matched, *, margin: Margin) -> SizeComparison | None:
     clock, outer_of = outer_clock([*m.a, *m.b])
     a = [r for r in m.a if outer_of(r) is not None]
     b = [r for r in m.b if outer_of(r) is not None]
@@ -171,8 +181,10 @@ def _compare_size(m: Matched) -> SizeComparison | None:
              for name in names if not _known_everywhere(name, [*a, *b])]  # fmt: skip
     names = [n for n in names if _known_everywhere(n, [*a, *b])]
 
+    limit = margin.ms(mean([outer_of(r) or 0.0 for r in a]).value)
+
     def change(name: str, lane: str, of: Callable[[Request], float | None]) -> Change:
-        return _change(name, lane, a, b, pairs, of)
+        return _change(name, lane, a, b, pairs, of, limit=limit)
 
     phases = tuple(change(n, "request", lambda r, n=n: _sum(r, n)) for n in names)
     outer = change(clock, "outer", outer_of)
@@ -185,8 +197,8 @@ def _compare_size(m: Matched) -> SizeComparison | None:
     if share is None:
         notes.append("the outer difference is not shown to differ from zero: no share is given")
     return SizeComparison(
-        label=m.label, n_a=len(a), n_b=len(b), outer=outer, phases=phases,
-        overlapped=tuple(_overlapped(a, b, pairs)), explained_ms=explained,
+        label=m.label, n_a=len(a), n_b=len(b), margin_ms=limit, outer=outer, phases=phases,
+        overlapped=tuple(_overlapped(a, b, pairs, limit=limit)), explained_ms=explained,
         explained_share=share, unexplained=rest,
         warnings=tuple(dict.fromkeys([*notes, *outer.by.estimate.warnings])),
     )  # fmt: skip
@@ -194,34 +206,41 @@ def _compare_size(m: Matched) -> SizeComparison | None:
 
 def _change(
     name: str, lane: str, a: Sequence[Request], b: Sequence[Request],
-    pairs: Sequence[tuple[Request, Request]], of: Callable[[Request], float | None],
+    pairs: Sequence[tuple[Request, Request]], of: Callable[[Request], float | None], *,
+    limit: float,
 ) -> Change:  # fmt: skip
     left, right = [of(r) or 0.0 for r in a], [of(r) or 0.0 for r in b]
     if pairs:
         by = paired_difference([(of(x) or 0.0, of(y) or 0.0) for x, y in pairs])
     else:
         by = difference(left, right)
-    if not any(left) and not any(right):
-        verdict = "absent"
-    elif not by.estimate.has_interval:
-        verdict = "no interval"
-    else:
-        verdict = "moved" if by.moved else "not shown to move"
+    verdict = _verdict(by, limit=limit, absent=not any(left) and not any(right))
     return Change(name=name, lane=lane, a=mean(left), b=mean(right), by=by, verdict=verdict)
 
 
+def _verdict(by: Difference, *, limit: float, absent: bool) -> str:
+    if absent:
+        return "absent"
+    if not by.estimate.has_interval:
+        return "no interval"
+    small = inside(by.estimate, limit)
+    if by.moved:
+        return "moved, within the margin" if small else "moved"
+    return "did not move" if small else "not shown to move"
+
+
 def _overlapped(
-    a: Sequence[Request], b: Sequence[Request], pairs: Sequence[tuple[Request, Request]]
-) -> list[Change]:
+    a: Sequence[Request], b: Sequence[Request], pairs: Sequence[tuple[Request, Request]], *,
+    limit: float,
+) -> list[Change]:  # fmt: skip
     keys = dict.fromkeys(
         (p.lane, p.name) for r in [*a, *b] for p in r.phases if p.lane != "request"
     )
     changes = []
     for lane, name in keys:
         if _known_everywhere(name, [*a, *b], lane=lane, required=True):
-            changes.append(
-                _change(name, lane, a, b, pairs, lambda r, n=name, k=lane: _sum(r, n, lane=k))
-            )
+            of = partial(_sum, name=name, lane=lane)
+            changes.append(_change(name, lane, a, b, pairs, of, limit=limit))
     return changes
 
 
@@ -236,7 +255,7 @@ def _pairs(a: Sequence[Request], b: Sequence[Request]) -> list[tuple[Request, Re
     return pairs if len(pairs) >= FEWEST_PAIRS else []
 
 
-def _sum(request: Request, name: str, *, lane: str = "request") -> float:
+def _sum(request: Request, name: str, lane: str = "request") -> float:
     return sum(
         p.ms.value for p in request.phases
         if p.lane == lane and p.name == name and p.ms.value is not None

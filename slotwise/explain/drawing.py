@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slotwise.explain import wording
 from slotwise.explain.fit import Fit, Floor
 from slotwise.explain.record import Life, Phase, Request
-from slotwise.explain.summary import Summary
+from slotwise.explain.summary import OUTER, REMAINDER, Summary
 
 HUES = 10
 LABEL_PERCENT_PER_LETTER = 1.15
@@ -35,11 +35,22 @@ class Bar:
     hue: int
     label: str
     title: str
+    said: str = ""
+    """The same in a few words, for the list below the bars."""
 
 
 @dataclass(frozen=True)
 class Lane:
     name: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The mean request of one size as one bar; all strips of a life share a scale."""
+
+    label: str
+    total: str
     bars: tuple[Bar, ...]
 
 
@@ -90,6 +101,31 @@ def scales(life: Life, said: Summary) -> dict[int, float]:
         widest = max(full[i] for i in members)
         full |= dict.fromkeys(members, widest)
     return full
+
+
+def overview(said: Summary, *, colours: Mapping[str, int]) -> list[Strip]:
+    """Mean phases of each size end to end; a phase that some requests lack counts less."""
+    strips = []
+    rows = {g.label: [r for r in g.rows if r.lane in ("request", REMAINDER)] for g in said.groups}
+    outer = {g.label: [r for r in g.rows if r.lane == OUTER] for g in said.groups}
+    shares = {title: [max(0.0, r.mean.value) * r.mean.n / r.of for r in of]
+              for title, of in rows.items()}  # fmt: skip
+    full = max([sum(s) for s in shares.values()], default=0.0) or 1.0
+    for group in said.groups:
+        bars: list[Bar] = []
+        at = 0.0
+        for row, ms in zip(rows[group.label], shares[group.label], strict=True):
+            width = 100.0 * ms / full
+            rest = row.lane == REMAINDER
+            name = "left over" if rest else row.name
+            label = name if width >= LABEL_PERCENT_PER_LETTER * len(name) else ""
+            title = f"{name} {wording.number(ms)} ms"
+            bars.append(Bar(at, width, "rest" if rest else "known", colours.get(row.name, 0),
+                            label, title))  # fmt: skip
+            at += width
+        total = "; ".join(f"{r.name} {wording.number(r.mean.value)} ms" for r in outer[group.label])
+        strips.append(Strip(group.label, total, tuple(bars)))
+    return strips
 
 
 def extent(request: Request) -> float:
@@ -169,7 +205,9 @@ def _bars(
         if width < LABEL_PERCENT_PER_LETTER * len(label):
             label = "?" if kind == "missing" else ""
         title = f"{p.name}: {_said(p)}" + (f" (also contains {p.contains})" if p.contains else "")
-        bars.append(Bar(at, min(width, 100 - at), kind, colours.get(p.name, 0), label, title))
+        said = f"{'left over' if rest else p.name} {wording.value_text(p.ms, mark=False)}"
+        hue = colours.get(p.name, 0)
+        bars.append(Bar(at, min(width, 100 - at), kind, hue, label, title, said))
         at = min(100.0, at + width)
     return tuple(bars)
 

@@ -17,6 +17,7 @@ def comparison(result: Comparison) -> RenderableType:
     """Per prompt size: every phase in both arms, what it explains, what stays unexplained."""
     parts: list[RenderableType] = [heading(f"A = {result.names[0]}, B = {result.names[1]}")]
     parts += bullets([w for w in result.warnings if w.startswith("FORCED")], style="bold red")
+    parts.append(sentence(f"{wording.MARGIN} {result.margin} (--margin)"))
     for size in result.sizes:
         parts += [Text(""), *_size(size)]
     parts += [Text(""), heading("What else differs between the arms")]
@@ -56,14 +57,12 @@ def _size(size: SizeComparison) -> Iterator[RenderableType]:
     for change in size.overlapped:
         table.add_row(*_row(change, style="dim", prefix=f"{change.lane}: "))
     yield table
-    explained = f"the phases explain {wording.number(size.explained_ms)} ms of the difference"
-    if size.explained_share is not None:
-        explained += f" ({round(100 * size.explained_share) + 0:d} %)"
-    yield sentence(f"{explained}; {wording.change_text(size.unexplained.by)} ms stays unexplained")
+    yield sentence(wording.explained_text(size))
+    yield from bullets(wording.still_texts(size))
 
 
 def _row(change: Change, *, style: str = "", prefix: str = "") -> tuple[Text, str, str, str, Text]:
-    marked = "bold" if change.verdict == "moved" else "dim"
+    marked = "bold" if change.verdict.startswith("moved") else "dim"
     return (
         Text(prefix + change.name, style),
         wording.number(change.a.value),

@@ -5,11 +5,13 @@ Formatting only; nothing is computed here.
 
 from __future__ import annotations
 
+from slotwise.explain.compare import SizeComparison
 from slotwise.explain.fit import Fit
 from slotwise.explain.record import Value
 from slotwise.explain.stats import Difference, Estimate
 
 MARKS = {"measured": "m", "derived": "d", "bounded": "b", "missing": "-"}
+MARGIN = '"did not move" means: the whole 95 % interval is less than this away from zero:'
 LEGEND = (
     "m measured: printed by the log   d derived: calculated from printed numbers   "
     "b bounded: between two numbers   - missing: the log does not say"
@@ -66,6 +68,33 @@ def change_text(difference: Difference) -> str:
     value = difference.estimate.value
     sign = "+" if value > 0 else ""
     return f"{sign}{number(value)} {interval_text(difference.estimate)}"
+
+
+def explained_text(size: SizeComparison) -> str:
+    """How much of the outer difference the phases explain, and what stays."""
+    text = f"the phases explain {number(size.explained_ms)} ms of the difference"
+    if size.explained_share is not None:
+        text += f" ({round(100 * size.explained_share) + 0:d} %)"
+    return f"{text}; {change_text(size.unexplained.by)} ms stays unexplained"
+
+
+def still_texts(size: SizeComparison) -> list[str]:
+    """What did not move, and how much could still hide in what was not shown to move."""
+    changes = (*size.phases, size.unexplained, size.outer)
+    still = [c.name for c in changes if c.verdict == "did not move"]
+    texts = []
+    if still:
+        texts.append(
+            f"did not move, by less than {number(size.margin_ms)} ms either way: {', '.join(still)}"
+        )
+    for c in changes:
+        low, high = c.by.estimate.low, c.by.estimate.high
+        if c.verdict == "not shown to move" and low is not None and high is not None:
+            texts.append(
+                f"{c.name}: not shown to move, but a change of {number(max(-low, high))} ms "
+                f"would fit as well (margin {number(size.margin_ms)} ms)"
+            )
+    return texts
 
 
 def formula(fit: Fit) -> str:

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from explain import made
 
-from slotwise.errors import Refused
+from slotwise.errors import Refused, UsageError
 from slotwise.explain.compare import Comparison, compare
+from slotwise.explain.margin import Margin
 from slotwise.explain.record import Phase, Reading, Value
+from slotwise.explain.wording import still_texts
 
 NAMES = ("off.log", "pinned.log")
 
@@ -28,7 +30,7 @@ def test_the_checkpoint_arm_moves_the_rest_and_not_the_read() -> None:
     assert len(result.sizes) == 3
     for size in result.sizes:
         verdicts = {p.name: p.verdict for p in size.phases}
-        assert verdicts == {"read (batched)": "not shown to move", "refill": "not shown to move"}
+        assert verdicts == {"read (batched)": "did not move", "refill": "did not move"}
         assert size.outer.verdict == "moved"
         assert size.outer.by.estimate.value == pytest.approx(148, abs=1)
         assert size.unexplained.by.estimate.value == pytest.approx(148, abs=1)
@@ -40,7 +42,7 @@ def test_a_phase_that_moved_explains_the_difference() -> None:
     verdicts = {p.name: p.verdict for p in size.phases}
     assert verdicts["refill"] == "moved"
     assert size.explained_share == pytest.approx(1.0, abs=0.01)
-    assert size.unexplained.verdict == "not shown to move"
+    assert size.unexplained.verdict == "did not move"
 
 
 def test_phases_and_unexplained_add_up_to_the_outer_difference() -> None:
@@ -56,6 +58,45 @@ def test_same_prompts_are_paired_and_others_are_not() -> None:
     shorter = compared(arm(), arm(repeats=5))
     assert not any(s.outer.by.paired for s in shorter.sizes)
     assert any("5 requests in A, 4 in B" in text for text in shorter.hidden)
+
+
+@pytest.mark.parametrize(
+    ("margin", "noise", "verdict"),
+    [("5%", 1.2, "did not move"), ("0.01ms", 1.2, "not shown to move"),
+     ("5%", 400.0, "not shown to move")],
+)  # fmt: skip
+def test_what_did_not_move_rests_on_an_interval_inside_a_margin(
+    margin: str, noise: float, verdict: str
+) -> None:
+    """An interval with zero in it is no proof: with enough noise everything has one."""
+    b = arm(noise=noise, repeats=5)  # one fewer: unpaired
+    result = compare(arm(), b, names=NAMES, margin=Margin.parse(margin))
+    size = result.sizes[0]
+    read = next(p for p in size.phases if p.name == "read (batched)")
+    assert read.verdict == verdict
+    low, high = read.by.estimate.low, read.by.estimate.high
+    assert low is not None
+    assert high is not None
+    assert low <= 0 <= high
+    inside = -size.margin_ms < low and high < size.margin_ms
+    assert inside == (verdict == "did not move")
+    said = "\n".join(still_texts(size))
+    assert ("did not move, by less than" if inside else "would fit as well") in said
+
+
+def test_a_margin_is_of_the_outer_clock_or_in_ms() -> None:
+    size = compared(arm(), arm(rest=66.0, noise=1.2)).sizes[0]
+    assert size.margin_ms == pytest.approx(0.05 * size.outer.a.value)
+    assert size.outer.verdict == "moved, within the margin"
+    assert Margin.parse("20 ms").ms(1000.0) == 20.0
+    assert Margin.parse("2.5%").ms(1000.0) == 25.0
+
+
+@pytest.mark.parametrize("text", ["", "5", "0%", "-3%", "5 s", "5%%", "nan%", "1e3ms"])
+def test_a_margin_that_is_none_is_wrong_usage(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Margin.parse(text)
+    assert "--margin 5%" in (error.value.next_step or "")
 
 
 def test_few_samples_say_what_they_can_reach() -> None:

@@ -105,7 +105,7 @@ def test_a_comparison_and_levers_are_shown_with_their_assumptions() -> None:
     a, b = (made.reading(made.life(made.ladder(rest=r, noise=1 + r / 999))) for r in (56.0, 204.0))
     text = shown(report.comparison(compare(a, b, names=("a.log", "b.log"))))
     assert "moved" in text
-    assert "not shown to move" in text
+    assert "did not move, by less than" in text
     assert "stays unexplained" in text
     assert "nothing that the logs show" in text
     levers = shown(report.levers(predict_levers(a, off=("lend",))))
