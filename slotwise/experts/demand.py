@@ -137,6 +137,8 @@ class Demand:
         if slot >= 0:
             self._ready[expert] = slot
         elif read := self._lanes.underway(self._moe_index, expert):
+            if read.error is not None:  # it hangs
+                raise read.error
             self._reading[expert] = read
             slot = read.slot
         else:

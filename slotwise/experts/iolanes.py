@@ -4,6 +4,9 @@ A lane takes demand reads first and, when no demand is queued or in flight, asks
 read next (look-ahead will come after that). Lanes never evict: a read arrives with its slot already
 reserved. A failed read frees its slot and is handed to whoever waits for it; the lane goes on.
 
+A read that does not return within the limit fails too, but its slot stays taken, because the system
+may still write into it; another lane takes over. When it returns after all, its lane ends.
+
 `lock` guards the pool and all state here; methods marked "locked" expect it to be held.
 """
 
@@ -17,7 +20,7 @@ from enum import Enum, auto
 from time import perf_counter_ns
 from typing import Protocol
 
-from slotwise.errors import SlotwiseError
+from slotwise.errors import SlotwiseError, StoreError
 from slotwise.experts.pool import Arena, Pool, PoolError
 from slotwise.experts.store import ExpertStore
 
@@ -28,12 +31,19 @@ OnEvent = Callable[..., None]
 DEMAND = ("read", "decode")
 """The purposes someone waits for; the others are done in the background."""
 
+READ_LIMIT_SECONDS = 60.0
+"""How long one read may take. A slow disk answers in well under a second."""
+
+PULSE_SECONDS = 0.1
+"""How often a wait looks whether a read hangs or its caller wants to stop."""
+
 
 class ReadState(Enum):
     QUEUED = auto()
     READING = auto()
     DONE = auto()
     FAILED = auto()
+    HUNG = auto()
     CANCELLED = auto()
 
 
@@ -51,6 +61,7 @@ class Read:
     nbytes: int = 0
     """Bytes read from the slow tier."""
     ns: int = 0
+    begun_ns: int = 0
 
 
 class Background(Protocol):
@@ -75,6 +86,7 @@ class IoLanes:
         background: Background,
         settled: Callable[[Read], None],
         on_event: OnEvent,
+        limit: float = READ_LIMIT_SECONDS,
     ) -> None:
         self.store, self.arena, self.pool = store, arena, pool
         self.lock = threading.Lock()
@@ -87,12 +99,18 @@ class IoLanes:
         self._demand_in_flight = 0
         self._closing = False
         self._broken: BaseException | None = None
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"io-lane-{i}", daemon=True)
-            for i in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._limit, self._count = limit, count
+        self.check: Callable[[], None] = _nothing
+        """Called while somebody waits; raises when the caller wants to stop."""
+        self._threads: list[threading.Thread] = []
+        for _ in range(count):
+            self._start_lane()
+
+    def _start_lane(self) -> None:
+        i = len(self._threads)
+        thread = threading.Thread(target=self._run, args=(i,), name=f"io-lane-{i}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     # -- the engine's side
 
@@ -118,8 +136,8 @@ class IoLanes:
 
     @property
     def idle(self) -> bool:
-        """Locked. Nothing is queued and nothing is being read."""
-        return not self._reads
+        """Locked. Nothing is queued and nothing is being read, but for reads that hang."""
+        return len(self._reads) == len(self._hung())
 
     def check_alive(self) -> None:
         """Locked. Raises when a lane has died, or all have ended by `close`."""
@@ -128,25 +146,42 @@ class IoLanes:
         if self._closing:
             raise PoolError("the I/O lanes were asked for an expert after close()")
 
+    def check_answered(self) -> None:
+        """Locked. Raises StoreError while a read hangs: its slot cannot be moved or lent."""
+        for read in self._hung():
+            raise read.error or SlotwiseError("a read hangs")
+
     def wait(self) -> None:
-        """Locked. Until some read is settled or the refill ends. Raises as `check_alive`."""
+        """Locked. Until some read is settled or the refill ends, or for a moment.
+
+        Raises as `check_alive`, what `check` raises, and StoreError when every lane hangs.
+        """
         self.check_alive()
-        self._progress.wait()
+        self._progress.wait(PULSE_SECONDS)
+        self.check()
+        self._give_up_overdue()
+        if len(self._hung()) >= len(self._threads):
+            self.check_answered()
 
     def wake_lanes(self) -> None:
         """Locked. There may be background work."""
         self._work.notify_all()
 
     def close(self) -> None:
-        """Drops what is queued, waits for the reads in flight and ends the threads."""
+        """Drops what is queued, waits for the reads in flight (within the limit) and ends the
+        threads. A lane that hangs is left behind; it keeps its part of the arena alive."""
         with self.lock:
             self._closing = True
             for read in list(self._queue):
                 self.cancel(read)
             self._work.notify_all()
             self._progress.notify_all()
+            while not self.idle:
+                self._progress.wait(PULSE_SECONDS)
+                self._give_up_overdue()
+            hang = bool(self._hung())
         for thread in self._threads:
-            thread.join()
+            thread.join(PULSE_SECONDS if hang else None)
 
     # -- a lane's side
 
@@ -154,6 +189,8 @@ class IoLanes:
         try:
             while (read := self._next()) is not None:
                 self._perform(lane, read)
+                if read.state is ReadState.HUNG:
+                    return
         except BaseException as error:  # a bug: the engine must not wait for ever
             with self.lock:
                 self._broken = error
@@ -164,7 +201,7 @@ class IoLanes:
             while not self._closing:
                 read = self._take_demand() or self._take_background()
                 if read is not None:
-                    read.state = ReadState.READING
+                    read.state, read.begun_ns = ReadState.READING, perf_counter_ns()
                     return read
                 self._work.wait()
         return None
@@ -188,14 +225,14 @@ class IoLanes:
     def _perform(self, lane: int, read: Read) -> None:
         region = self.pool.region(read.moe_index)
         target = self.arena.view(self.pool.slot_offset(region.index, read.slot), region.slot_bytes)
-        start = perf_counter_ns()
+        nbytes, error, start = 0, None, perf_counter_ns()
         try:
-            read.nbytes = self.store.read(read.moe_index, read.expert, target)
-        except Exception as error:  # whoever waits for this read raises it
-            read.error = error
+            nbytes = self.store.read(read.moe_index, read.expert, target)
+        except Exception as failed:  # whoever waits for this read raises it
+            error = failed
         end = perf_counter_ns()
-        read.ns = end - start
         with self.lock:
+            read.nbytes, read.ns, read.error = nbytes, end - start, read.error or error
             self._settle(read)
         self._on_event(
             "expert_read",
@@ -209,6 +246,10 @@ class IoLanes:
 
     def _settle(self, read: Read) -> None:
         del self._reads[self.pool.flat(read.moe_index, read.expert)]
+        if read.state is ReadState.HUNG:  # it was given up, and only its slot is still out
+            self.pool.abandon(read.moe_index, read.expert)
+            self._progress.notify_all()
+            return
         if read.purpose in DEMAND:
             self._demand_in_flight -= 1
         if read.error is None:
@@ -219,3 +260,34 @@ class IoLanes:
             self.pool.abandon(read.moe_index, read.expert)
         self._settled(read)
         self._progress.notify_all()
+
+    # -- reads that do not return
+
+    def _hung(self) -> list[Read]:
+        return [read for read in self._reads.values() if read.state is ReadState.HUNG]
+
+    def _give_up_overdue(self) -> None:
+        now = perf_counter_ns()
+        for read in list(self._reads.values()):
+            overdue = now - read.begun_ns > self._limit * 1e9
+            if overdue and read.state is ReadState.READING:
+                self._give_up(read)
+
+    def _give_up(self, read: Read) -> None:
+        path, offset = self.store.where(read.moe_index, read.expert)
+        read.state = ReadState.HUNG
+        read.error = StoreError(
+            path,
+            offset,
+            f"a read of one expert has not returned for {self._limit:g} s",
+            next_step="Look at the disk and its cables or network; then start slotwise again.",
+        )
+        if read.purpose in DEMAND:
+            self._demand_in_flight -= 1
+        if len(self._threads) < 2 * self._count:
+            self._start_lane()
+        self._settled(read)
+
+
+def _nothing() -> None:
+    pass

@@ -20,12 +20,20 @@ from numpy.typing import NDArray
 from slotwise.errors import UsageError
 from slotwise.experts import lending
 from slotwise.experts.demand import Demand
-from slotwise.experts.iolanes import DEMAND, IoLanes, OnEvent, Read, ReadState
+from slotwise.experts.iolanes import (
+    DEMAND,
+    READ_LIMIT_SECONDS,
+    IoLanes,
+    OnEvent,
+    Read,
+    ReadState,
+)
 from slotwise.experts.lending import Loan
 from slotwise.experts.policy import Policy, make_policy
 from slotwise.experts.pool import SMALL_RING, Arena, Pool, PoolError
 from slotwise.experts.profile import Profile, ProfileRecorder
 from slotwise.experts.refill import REFILL_MODES, Refill, RefillState
+from slotwise.experts.routing import RoutingRecorder
 from slotwise.experts.stats import Stats
 from slotwise.experts.store import ExpertStore
 from slotwise.weights.layout import ExpertLayout
@@ -38,7 +46,8 @@ class Experts:
     """The experts of one model in `slots` (per class) of fast memory.
 
     `ring` is how many slots at most a `stream` uses for experts that were not resident; half of
-    them compute while the other half is being read. `on_event(name, **fields)` is called from the
+    them compute while the other half is being read. A read that takes longer than `read_limit`
+    seconds fails. `on_event(name, **fields)` is called from the
     lanes for every read ("expert_read": lane, purpose, start_ns, end_ns, bytes, error).
     """
 
@@ -53,6 +62,7 @@ class Experts:
         profile: Profile | None = None,
         refill: str = "deferred",
         ring: int | None = None,
+        read_limit: float = READ_LIMIT_SECONDS,
         on_event: OnEvent | None = None,
     ) -> None:
         self.layout = store.layout
@@ -64,6 +74,8 @@ class Experts:
         self._stats = Stats()
         self.recorder: ProfileRecorder | None = None
         """Counts the router's choices while it is set."""
+        self.routing: RoutingRecorder | None = None
+        """Notes them one by one while it is set."""
         self.stage = "decode"
         self._rows = list(self.pool.table)
         self._pinned: list[tuple[int, Slots]] = []
@@ -80,7 +92,13 @@ class Experts:
             background=self._refill,
             settled=self._settled,
             on_event=on_event or _ignore,
+            limit=read_limit,
         )
+
+    def watch(self, check: Callable[[], None] | None) -> None:
+        """While anything waits for a read, `check` is called every tenth of a second; what it
+        raises ends the wait. None: nobody wants to stop."""
+        self._lanes.check = check or _nobody_stops
 
     @property
     def stage(self) -> Stage:
@@ -187,6 +205,8 @@ class Experts:
         self.policy.touch(moe_index, experts, counts)
         if self.recorder is not None:
             self.recorder.add(moe_index, experts if counts is None else np.repeat(experts, counts))
+        if self.routing is not None:
+            self.routing.add(self._stage, moe_index, experts, counts, self.pool.table)
         if self._refills_unused:
             self._note_refill_hits(experts + moe_index * self.layout.n_experts)
 
@@ -282,12 +302,13 @@ class Experts:
         """Lends at least `nbytes` of whole slots (see lending.py), one loan at a time.
 
         Ends the refill and waits for the reads in flight. Nothing may be pinned. Raises
-        SlotwiseError when the pool cannot give that much.
+        SlotwiseError when the pool cannot give that much, StoreError while a read hangs.
         """
         with self._lanes.lock:
             self._refill.stop()
             while not self._lanes.idle:
                 self._lanes.wait()
+            self._lanes.check_answered()
             loan = lending.lend(self.pool, nbytes, arena=self._arena)
         self._forgotten[:] = False
         self._forgotten[loan.forgotten] = True
@@ -365,4 +386,8 @@ def _refill_mode(name: str) -> str:
 
 
 def _ignore(name: str, **fields: object) -> None:
+    pass
+
+
+def _nobody_stops() -> None:
     pass

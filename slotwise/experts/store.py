@@ -7,6 +7,7 @@ nothing in memory.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from pathlib import Path
 from typing import Protocol
@@ -45,21 +46,33 @@ class ExpertStore(Protocol):
         """
         ...
 
+    def where(self, moe_index: int, expert: int) -> tuple[str, int]:
+        """Path and byte offset to name when an expert cannot be read."""
+        ...
+
     def close(self) -> None:
-        """Close the files. No read may be under way."""
+        """Close the files. No read may be under way, but for one that hangs."""
         ...
 
 
 class PackStore:
-    """Slot images from a pack that `check_pack` found no fault with."""
+    """Slot images from a pack that `check_pack` found no fault with.
 
-    def __init__(self, index: PackIndex, layout: ExpertLayout, *, verify: bool = False) -> None:
-        """`verify` compares each expert's checksum the first time it is read."""
+    An expert's checksum is compared the first time it is read, on the lane that reads it, and for
+    every expert again once somebody has written to the file. A file that was replaced or deleted
+    under its name is no concern: the open one is read until the store is closed.
+    """
+
+    def __init__(self, index: PackIndex, layout: ExpertLayout, *, verify: bool = True) -> None:
+        """Without `verify` no checksum is compared (to measure what they cost)."""
         self.layout = layout
         self._index, self._verify = index, verify
         self._offsets = layer_offsets(layout)
-        self._verified = np.zeros((layout.n_moe_layers, layout.n_experts), bool)
+        self._verified = np.zeros((layout.n_moe_layers, layout.n_experts), np.int64)
         self._file = DirectFile(index.path / EXPERTS)
+        self._stamp, self._writes, self._lock = self._file.stamp(), 1, threading.Lock()
+        """How the file looked last, and how often it has looked different, counted from 1. An
+        expert in whose `_verified` that count stands has been compared since."""
 
     @property
     def direct(self) -> bool:
@@ -70,12 +83,25 @@ class PackStore:
         return self._file.note
 
     def read(self, moe_index: int, expert: int, target: memoryview) -> int:
-        slot_bytes = _slot_bytes(self.layout, moe_index, expert, target)
-        offset = self._offsets[moe_index] + expert * slot_bytes
+        _slot_bytes(self.layout, moe_index, expert, target)
+        writes, (_, offset) = self._writes, self.where(moe_index, expert)
         read = self._file.read_into(offset, target)
-        if self._verify and not self._verified[moe_index, expert]:
-            self._check(moe_index, expert, offset, zlib.crc32(target))
+        if self._verify:
+            self._notice_writes()
+            if self._verified[moe_index, expert] != self._writes:
+                self._check(moe_index, expert, offset, zlib.crc32(target))
+                self._verified[moe_index, expert] = writes
         return read
+
+    def where(self, moe_index: int, expert: int) -> tuple[str, int]:
+        slot_bytes = self.layout.slot_class(moe_index).slot_bytes
+        return str(self._file.path), self._offsets[moe_index] + expert * slot_bytes
+
+    def _notice_writes(self) -> None:
+        stamp = self._file.stamp()
+        with self._lock:
+            if stamp != self._stamp:
+                self._stamp, self._writes = stamp, self._writes + 1
 
     def _check(self, moe_index: int, expert: int, offset: int, found: int) -> None:
         expected = self._index.checksums[moe_index][expert]
@@ -87,7 +113,6 @@ class PackStore:
                 f"the index says {expected:08x}",
                 next_step="Run `slotwise pack --force` on the model to write the pack again.",
             )
-        self._verified[moe_index, expert] = True
 
     def close(self) -> None:
         self._file.close()
@@ -114,12 +139,15 @@ class GgufStore:
         _slot_bytes(self.layout, moe_index, expert, target)
         return self._images.read(moe_index, expert, target)
 
+    def where(self, moe_index: int, expert: int) -> tuple[str, int]:
+        return self._images.where(moe_index, expert)
+
     def close(self) -> None:
         self._images.close()
 
 
 def open_store(
-    model: ModelFile, layout: ExpertLayout, *, pack: Path | None = None, verify: bool = False
+    model: ModelFile, layout: ExpertLayout, *, pack: Path | None = None, verify: bool = True
 ) -> ExpertStore:
     """A PackStore on the pack in folder `pack` (default: beside the model), or else a GgufStore.
 

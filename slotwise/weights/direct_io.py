@@ -52,6 +52,15 @@ class DirectFile:
         """True while reads bypass the page cache."""
         return not self.note
 
+    def stamp(self) -> tuple[int, int]:
+        """Size, and time of the last change in ns: what differs once somebody wrote to the file.
+        StoreError if the system cannot say."""
+        try:
+            status = os.fstat(self._fd)
+        except OSError as error:
+            raise self._error(0, f"cannot be looked at ({describe(error)})") from error
+        return status.st_size, status.st_mtime_ns
+
     def _open(self, direct: bool) -> int:
         flag = getattr(os, "O_DIRECT", 0)
         if direct and flag:

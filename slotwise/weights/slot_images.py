@@ -11,6 +11,7 @@ import contextlib
 
 import numpy as np
 
+from slotwise.errors import StoreError
 from slotwise.weights.direct_io import DirectFile
 from slotwise.weights.layout import ExpertLayout, Projection, SourceRange, source_ranges
 from slotwise.weights.shards import ModelFile
@@ -30,6 +31,10 @@ class SlotImages:
         }
         with contextlib.ExitStack() as opened:
             self._files = {path: opened.enter_context(DirectFile(path)) for path in sorted(paths)}
+            self._stamps = {file: file.stamp() for file in self._files.values()}
+            for shard in model.shards:
+                if shard.path in self._files:
+                    self._check_unchanged(self._files[shard.path], size=shard.size)
             self._opened = opened.pop_all()
 
     @property
@@ -52,6 +57,8 @@ class SlotImages:
             end = projection.offset + projection.nbytes
             read += self._read_projection(projection, source, target[projection.offset : end])
         _zero(target[end : slot.slot_bytes])
+        for path in {source.path for source in sources}:
+            self._check_unchanged(self._files[path])
         return read
 
     def _read_projection(
@@ -64,6 +71,22 @@ class SlotImages:
         read = file.read_into(source.offset, narrow.data)
         widen_q2_0(narrow, out=np.frombuffer(target, np.uint8))
         return read
+
+    def where(self, moe_index: int, expert: int) -> tuple[str, int]:
+        """Path and byte offset of an expert's first projection."""
+        first = source_ranges(self.model, self.layout, moe_index, expert)[0]
+        return str(first.path), first.offset
+
+    def _check_unchanged(self, file: DirectFile, *, size: int | None = None) -> None:
+        """A GGUF has no checksums: once somebody wrote to it, nothing in it can be trusted."""
+        found = file.stamp()
+        if found != self._stamps[file] or size not in (None, found[0]):
+            raise StoreError(
+                str(file.path),
+                0,
+                "the model file was changed while it was in use",
+                next_step="Start again, with a file that nobody writes to.",
+            )
 
     def close(self) -> None:
         """Close the shards. No read may be under way."""

@@ -68,6 +68,7 @@ class FakeStore:
         self.closed = False
         self._moment = threading.Condition()
         self._permits: int | None = None
+        self._only: tuple[int, int] | None = None
 
     @staticmethod
     def image(moe_index: int, expert: int, nbytes: int) -> np.ndarray:
@@ -77,8 +78,8 @@ class FakeStore:
         with self._moment:
             self.begun.append((moe_index, expert))
             self._moment.notify_all()
-            self._moment.wait_for(lambda: self._permits is None or self._permits > 0)
-            if self._permits is not None:
+            self._moment.wait_for(lambda: self._may_go_on((moe_index, expert)))
+            if self._permits:
                 self._permits -= 1
             broken = (moe_index, expert) in self.broken
         target[: len(target) // 2] = b"\xdd" * (len(target) // 2)
@@ -86,6 +87,13 @@ class FakeStore:
             raise StoreError("experts.bin", expert * PAGE, "short read")
         target[:] = self.image(moe_index, expert, len(target)).data
         return len(target)
+
+    def _may_go_on(self, expert: tuple[int, int]) -> bool:
+        free = self._only is not None and self._only != expert
+        return free or self._permits is None or self._permits > 0
+
+    def where(self, moe_index: int, expert: int) -> tuple[str, int]:
+        return "experts.bin", expert * PAGE
 
     def close(self) -> None:
         self.closed = True
@@ -104,6 +112,12 @@ class FakeStore:
         with self._moment:
             assert self._permits is not None
             self._permits += n
+            self._moment.notify_all()
+
+    def hold_only(self, expert: tuple[int, int]) -> None:
+        """From now on only reads of this one are held."""
+        with self._moment:
+            self._only = expert
             self._moment.notify_all()
 
     def let_all(self) -> None:

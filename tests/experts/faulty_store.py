@@ -68,6 +68,9 @@ class FaultyStore:
             target[:] = bytes(byte ^ 0xFF for byte in target)
         return read
 
+    def where(self, moe_index: int, expert: int) -> tuple[str, int]:
+        return self.store.where(moe_index, expert)
+
     def release(self) -> None:
         """Let every held read go on, now and later."""
         self._released.set()

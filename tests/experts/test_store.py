@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> ExpertFile:
     return write_experts(tmp_path / "tiny.gguf", types, tensors_per_shard=request.param)
 
 
-def packed(model: ExpertFile, *, verify: bool = False) -> PackStore:
+def packed(model: ExpertFile, *, verify: bool = True) -> PackStore:
     opened = model.open()
     write_pack(*opened, default_pack_path(opened[0]))
     store = open_store(*opened, verify=verify)
@@ -46,7 +47,7 @@ def read(store: ExpertStore, moe_index: int, expert: int, *, shift: int = 0) -> 
 
 @pytest.mark.parametrize("shift", [0, 64])
 def test_both_stores_give_the_bytes_of_the_source(model: ExpertFile, shift: int) -> None:
-    gguf, pack = GgufStore(*model.open()), packed(model, verify=True)
+    gguf, pack = GgufStore(*model.open()), packed(model)
     for moe_index in range(pack.layout.n_moe_layers):
         for expert in range(pack.layout.n_experts):
             image = model.image(moe_index, expert)
@@ -130,21 +131,138 @@ def test_a_pack_that_cannot_be_opened_is_passed_over(
     store.close()
 
 
-def test_a_damaged_image_is_caught_once_verified(model: ExpertFile) -> None:
-    store = packed(model, verify=True)
-    read(store, 0, 1)
+def damage(file: Path, *offsets: int) -> None:
+    with file.open("r+b") as opened:
+        for offset in offsets:
+            opened.seek(offset)
+            opened.write(b"damage")
+
+
+def experts_file(model: ExpertFile) -> Path:
+    return default_pack_path(model.open()[0]) / EXPERTS
+
+
+def test_a_damaged_image_is_caught_when_it_is_first_read(model: ExpertFile) -> None:
+    store = packed(model)
     first = store.layout.slot_class(0).slot_bytes
-    with (default_pack_path(model.open()[0]) / EXPERTS).open("r+b") as file:
-        file.seek(first + 5)
-        file.write(b"damage")
-        file.seek(3 * first + 5)
-        file.write(b"damage")
+    read(store, 0, 1)
+    stamp = experts_file(model).stat()
+    damage(experts_file(model), first + 5, 3 * first + 5)
+    os.utime(experts_file(model), ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     with pytest.raises(StoreError, match="layer 1 expert 0 has CRC-32") as caught:
         read(store, 1, 0)
     assert caught.value.offset == 3 * first
     assert "pack --force" in caught.value.next_step
-    read(store, 0, 1)  # looked at before, not again
+    read(store, 0, 1)  # compared before, and the file does not look changed: not again
     store.close()
+
+
+def test_a_file_that_somebody_wrote_to_is_compared_anew(model: ExpertFile) -> None:
+    store = packed(model)
+    first = store.layout.slot_class(0).slot_bytes
+    for expert in range(3):
+        read(store, 0, expert)
+    damage(experts_file(model), first + 5)
+    with pytest.raises(StoreError, match="layer 0 expert 1 has CRC-32"):
+        read(store, 0, 1)
+    assert read(store, 0, 2) == model.image(0, 2)
+    with pytest.raises(StoreError, match="layer 0 expert 1 has CRC-32"):
+        read(store, 0, 1)  # a wrong expert is never taken for compared
+    store.close()
+
+
+def test_a_write_between_a_read_and_its_check_is_not_missed(
+    model: ExpertFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = packed(model)
+    read_into = store._file.read_into
+
+    def interrupted(offset: int, target: memoryview) -> int:
+        nbytes = read_into(offset, target)
+        damage(experts_file(model), 5)
+        return nbytes
+
+    monkeypatch.setattr(store._file, "read_into", interrupted)
+    assert read(store, 0, 0) == model.image(0, 0)  # what was read was still right
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="layer 0 expert 0 has CRC-32"):
+        read(store, 0, 0)
+    store.close()
+
+
+def test_without_checksums_damage_goes_unnoticed(model: ExpertFile) -> None:
+    store = packed(model, verify=False)
+    damage(experts_file(model), 5)
+    assert read(store, 0, 0) != model.image(0, 0)
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["replaced", "deleted"])
+def test_a_pack_that_is_replaced_or_deleted_is_read_on(model: ExpertFile, how: str) -> None:
+    """The open file is the old one, whatever its name stands for now."""
+    store = packed(model)
+    file = experts_file(model)
+    if how == "replaced":
+        other = file.with_name("other")
+        other.write_bytes(bytes(file.stat().st_size))
+        other.replace(file)
+    else:
+        shutil.rmtree(file.parent)
+    for moe_index in range(3):
+        assert read(store, moe_index, 2) == model.image(moe_index, 2)
+    store.close()
+
+
+def test_packing_again_leaves_an_open_pack_alone(model: ExpertFile) -> None:
+    store = packed(model)
+    index = write_pack(*model.open(), default_pack_path(model.open()[0]), force=True)
+    assert index.written == 9
+    assert read(store, 1, 1) == model.image(1, 1)
+    store.close()
+
+
+def test_two_stores_on_one_pack(model: ExpertFile) -> None:
+    stores = [packed(model), packed(model)]
+    with ThreadPoolExecutor(4) as threads:
+        images = [threads.submit(read, stores[n % 2], n % 3, n // 2 % 3) for n in range(60)]
+        for n, image in enumerate(images):
+            assert image.result() == model.image(n % 3, n // 2 % 3)
+    for store in stores:
+        store.close()
+
+
+def test_a_model_that_somebody_wrote_to_is_refused(model: ExpertFile) -> None:
+    """A GGUF has no checksums to tell which experts are still right."""
+    opened = model.open()
+    store = GgufStore(*opened)
+    last = opened[0].tensors["blk.2.ffn_down_exps.weight"]
+    assert read(store, 2, 2) == model.image(2, 2)
+    damage(last.path, last.offset)
+    with pytest.raises(
+        StoreError, match="the model file was changed while it was in use"
+    ) as caught:
+        read(store, 2, 2)
+    assert caught.value.path == str(last.path)
+    store.close()
+
+
+def test_a_model_that_changed_after_its_header_was_read(model: ExpertFile) -> None:
+    opened = model.open()
+    last = opened[0].tensors["blk.2.ffn_down_exps.weight"]
+    with last.path.open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(StoreError, match="changed"):
+        GgufStore(*opened)
+
+
+def test_an_expert_can_be_named_before_it_is_read(model: ExpertFile) -> None:
+    gguf, pack = GgufStore(*model.open()), packed(model)
+    gate = model.open()[0].tensors["blk.1.ffn_gate_exps.weight"]
+    assert gguf.where(1, 2) == (str(gate.path), gate.offset + gate.nbytes // 3 * 2)
+    first, second = (pack.layout.slot_class(n).slot_bytes for n in (0, 1))
+    assert pack.where(1, 2) == (str(experts_file(model)), 3 * first + 2 * second)
+    gguf.close()
+    pack.close()
 
 
 def test_a_truncated_pack_names_file_and_offset(model: ExpertFile) -> None:

@@ -412,7 +412,7 @@ def test_a_source_that_cannot_be_read(model: ExpertFile, folder: Path) -> None:
     content = model.path.read_bytes()
     opened = model.open()
     os.truncate(model.path, len(content) - 1000)
-    with pytest.raises(StoreError, match="the file ends after"):
+    with pytest.raises(StoreError, match="was changed while it was in use"):
         write_pack(*opened, folder)
     model.path.write_bytes(content)
     write(model, folder)
