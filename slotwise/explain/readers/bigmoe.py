@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slotwise.explain.readers.common import INT, NUM, Shapes, request, size_warnings, to_ms
+from slotwise.explain.readers.envelope import unwrapped
 from slotwise.explain.record import Life, Phase, Request, Value
 
 _GENERATION = re.compile(rf"generation: ({INT}) tokens, ({NUM}) s/token")
@@ -71,7 +72,7 @@ class BigMoeReader:
 
     def sniff(self, lines: Sequence[str]) -> float:
         score = 0.0
-        for line in lines:
+        for _, line in map(unwrapped, lines):
             if line.startswith(("moe-stream:", "moe-cache:")) or (
                 _GENERATION.search(line[:80]) or ("| model load" in line and _PREFILL.search(line))
             ):
@@ -83,7 +84,7 @@ class BigMoeReader:
         return score
 
     def feed(self, line_no: int, line: str) -> None:
-        line = line.lstrip("\ufeff")
+        _, line = unwrapped(line.lstrip("\ufeff"))
         if line.startswith("step,steps,"):
             self._columns = line.strip().split(",")[:32]
             self._runs.append(_Run(line_no, line_no))

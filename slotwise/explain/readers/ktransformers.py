@@ -18,6 +18,7 @@ from slotwise.explain.readers.common import (
     size_warnings,
     to_ms,
 )
+from slotwise.explain.readers.envelope import unwrapped
 from slotwise.explain.record import Life, Phase, Request, Value
 
 _PERFORMANCE = re.compile(
@@ -63,7 +64,7 @@ class KTransformersReader:
 
     def sniff(self, lines: Sequence[str]) -> float:
         score = 0.0
-        for line in lines:
+        for _, line in map(unwrapped, lines):
             if "Performance(T/s)" in line and _PERFORMANCE.search(line):
                 score += 0.7
             elif _BATCH.search(line) or _STEP.search(line):
@@ -77,6 +78,7 @@ class KTransformersReader:
         return score
 
     def feed(self, line_no: int, line: str) -> None:
+        _, line = unwrapped(line)
         self._first_line = self._first_line or line_no
         if "Performance(T/s)" in line and (found := _PERFORMANCE.search(line)):
             self._shape = None

@@ -19,14 +19,24 @@ from slotwise.explain.readers.common import (
     request,
     size_warnings,
 )
+from slotwise.explain.readers.envelope import unwrapped
 from slotwise.explain.record import Life, Phase, Request, Status, Value
 
-_BATCH = re.compile(rf"Prefill batch(?: \[\d+\])?[.,] #new-seq: ({INT}), #new-token: ({INT})")
+_BATCH = re.compile(
+    rf"Prefill batch(?: \[\d+\]| [\w=]{{1,40}})?[.,] #new-seq: ({INT}), #new-token: ({INT})"
+)
+_FILL = re.compile(
+    rf"new fill batch\. #seq: ({INT})\.(?: #cached_token: ({INT})\.)? #new_token: ({INT})\."
+)
+_REMAINING = re.compile(rf"#remaining_req: ({INT})")
+_OTHER_RANK = re.compile(
+    r" (?:PP[1-9]\d{0,3}|(?<!DP\d )(?<!DP\d\d )TP[1-9]\d{0,3})\b[^\]]{0,40}\] Prefill"
+)
 _COUNTED = re.compile(rf"(#cached-token|#queue-req|#running-req|#pending-token): ({INT})")
 _RATE = re.compile(rf"input throughput \(token/s\): ({NUM})")
 _STATS = re.compile(
-    rf"ReqTimeStats\(rid=[^)]*?input_len=({INT}), (?:cached_input_len=({INT}), )?"
-    rf"output_len=({INT})[^)]*?type=(\w+)\)?:?(.{{0,1000}})"
+    rf"Req ?Time ?Stats\(rid=[^)]*?input[_ ]len=({INT}), (?:cached_input_len=({INT}), )?"
+    rf"output[_ ]len=({INT})[^)]*?type=(\w+)\)?:?(.{{0,1000}})"
 )
 _PART = re.compile(rf"\b([a-z_]{{1,32}}(?:duration|elapsed))=({NUM}(?:ms|us|s))")
 _ATOM = re.compile(
@@ -34,6 +44,7 @@ _ATOM = re.compile(
     r"\(cached: \[([\d, ]{0,4000})\],\s*new: \[([\d, ]{0,4000})\]\),"
     r"\s*req_ids: \(([\d, ]{0,4000})\)"
 )
+_ABORT = re.compile(r"\bAbort (?:queued|running|completed)|\bAbort(?:ed)? request\b")
 _PHASES = {
     "bootstrap_duration": "bootstrap",
     "queue_duration": "queue",
@@ -61,6 +72,7 @@ class SglangReader:
     def __init__(self, file: str) -> None:
         self._file = file
         self._first_line = 0
+        self._lives: list[Life] = []
         self._facts: dict[str, float] = {}
         self._done: list[Request] = []
         self._open: dict[int, tuple[int, int, int, int]] = {}
@@ -71,7 +83,7 @@ class SglangReader:
     def sniff(self, lines: Sequence[str]) -> float:
         score = 0.0
         for line in lines:
-            if any(pattern.search(line) for pattern in (_BATCH, _ATOM, _STATS)):
+            if any(pattern.search(line) for pattern in (_BATCH, _FILL, _ATOM, _STATS)):
                 score += 0.6
             elif "Decode batch, #running-req" in line or "Decode batch. #running-req" in line:
                 score += 0.4
@@ -84,10 +96,18 @@ class SglangReader:
         return score
 
     def feed(self, line_no: int, line: str) -> None:
+        _, line = unwrapped(line)
         self._first_line = self._first_line or line_no
         if "#new-token" in line and (batch := _BATCH.search(line)):
-            self._batch(batch, line)
-        elif "ReqTimeStats(" in line and (stats := _STATS.search(line)):
+            if not _OTHER_RANK.search(line):  # its batches are the first rank's too
+                self._batch(batch, line)
+        elif "new fill batch" in line and (fill := _FILL.search(line)):
+            self._fill(fill, line)
+        elif "server_args=ServerArgs(" in line:
+            self._start(line_no)
+        elif "Abort" in line and _ABORT.search(line):
+            self._add("aborted", 1)
+        elif "Stats(" in line and (stats := _STATS.search(line)):
             self._done.append(_timed(len(self._done), line_no, stats))
             self._timed = True
         elif "Scheduled prefill batch" in line and (atom := _ATOM.search(line)):
@@ -97,17 +117,39 @@ class SglangReader:
         elif not any(word in line for word in _NOISE):
             self.unknown.see(line)
 
+    def _start(self, line_no: int) -> None:
+        """A server starts: after batches or requests, that is another life."""
+        if self._facts or self._done or self._open:
+            self._lives.append(self._life())
+            self._facts, self._done, self._open = {}, [], {}
+            self._timed = self._note = False
+        self._first_line = line_no
+
+    def _add(self, name: str, n: float) -> None:
+        self._facts[name] = self._facts.get(name, 0) + n
+
+    def _fill(self, fill: re.Match[str], line: str) -> None:
+        """Versions of early 2024."""
+        self._add("prefill_batches", 1)
+        self._add("new_tokens", int(fill[3]))
+        if fill[2]:
+            self._add("cached_tokens", int(fill[2]))
+        self._highest("batch_tokens_max", int(fill[3]))
+        self._highest("batch_sequences_max", int(fill[1]))
+        if remaining := _REMAINING.search(line):
+            self._highest("queue_max", int(remaining[1]))
+
     def _highest(self, name: str, value: float) -> None:
         self._facts[name] = max(self._facts.get(name, 0.0), value)
 
     def _batch(self, batch: re.Match[str], line: str) -> None:
-        for name, n in (("prefill_batches", 1), ("new_tokens", int(batch[2]))):
-            self._facts[name] = self._facts.get(name, 0) + n
+        self._add("prefill_batches", 1)
+        self._add("new_tokens", int(batch[2]))
         self._highest("batch_tokens_max", int(batch[2]))
         self._highest("batch_sequences_max", int(batch[1]))
         for name, n in _COUNTED.findall(line):
             if name == "#cached-token":
-                self._facts["cached_tokens"] = self._facts.get("cached_tokens", 0) + int(n)
+                self._add("cached_tokens", int(n))
             elif name == "#queue-req":
                 self._highest("queue_max", int(n))
             elif name == "#pending-token":
@@ -130,25 +172,24 @@ class SglangReader:
                 self._open[rid] = (line_no, line_no, had, reads)
 
     def finish(self) -> list[Life]:
-        if not self._first_line:
-            return []
+        return [*self._lives, self._life()] if self._first_line else []
+
+    def _life(self) -> Life:
         requests = list(self._done)
         for item in sorted(self._open.values()):
             requests.append(_atom_request(len(requests), item))
         cannot = _CANNOT
         if requests:
             cannot = (_RATES,) if self._note else ()
-        return [
-            Life(
-                dialect=self.name,
-                file=self._file,
-                first_line=self._first_line,
-                capabilities={"requests": bool(requests), "phases": self._timed},
-                facts={name: Value.measured(value) for name, value in self._facts.items()},
-                requests=tuple(requests),
-                cannot_tell=cannot,
-            )
-        ]
+        return Life(
+            dialect=self.name,
+            file=self._file,
+            first_line=self._first_line,
+            capabilities={"requests": bool(requests), "phases": self._timed},
+            facts={name: Value.measured(value) for name, value in self._facts.items()},
+            requests=tuple(requests),
+            cannot_tell=cannot,
+        )
 
 
 def _timed(index: int, line_no: int, stats: re.Match[str]) -> Request:

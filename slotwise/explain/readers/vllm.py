@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from slotwise.explain.readers.client_json import ClientJson
 from slotwise.explain.readers.common import INT, NUM, Shapes
+from slotwise.explain.readers.envelope import unwrapped
 from slotwise.explain.record import Life, Value
 
 _AVERAGE = re.compile(
@@ -24,9 +25,28 @@ _HITS = re.compile(rf"Prefix cache hit rate:(?: GPU:)?\s*({NUM})%")
 _VERSION = re.compile(r"(?:vLLM API server |LLM engine \(v|  )version ([0-9][0-9a-z.+]{0,31})")
 _ENGINE = re.compile(r"LLM engine \(v([0-9][0-9a-z.+]{0,31})\)")
 _BUDGET = re.compile(rf"max_num_batched_tokens=({INT})")
+_REQUEST = re.compile(r"\b(Received|Added|Finished|Aborted) request ")
+_DRAFTS = re.compile(
+    rf"(?:Accepted: ({INT}) tokens, Drafted: ({INT}) tokens|"
+    rf"Number of accepted tokens: ({INT}), Number of draft tokens: ({INT}))"
+)
+_SUMMARY = re.compile(
+    rf"^(Successful requests|Total input tokens|Total generated tokens|Mean TTFT \(ms\)|"
+    rf"Median TTFT \(ms\)|P9[0-9] TTFT \(ms\)|Benchmark duration \(s\)):\s+({NUM})\s*$"
+)
+_SUMMARY_NAMES = {
+    "Successful requests": "requests_completed",
+    "Total input tokens": "input_tokens",
+    "Total generated tokens": "output_tokens",
+    "Mean TTFT (ms)": "ttft_ms_mean",
+    "Median TTFT (ms)": "ttft_ms_median",
+    "Benchmark duration (s)": "duration_s",
+}
+_SUMMARY_HEAD = "= Serving Benchmark Result ="
 _TTFT_METRIC = re.compile(r"vllm:time_to_first_token_seconds_(?:sum|count)")
 _HTTP = re.compile(r'"POST \S{0,80}/(?:chat/completions|completions|responses|messages)')
 _OK = re.compile(r'HTTP/[\d.]+" 2\d\d')
+_SUMMARY_NOTE = "a benchmark client's summary over all its requests; none of them is told alone"
 _QUEUED = "--max-num-seqs 1"
 _NOISE = ("INFO", "WARNING", "Loading safetensors", "(EngineCore", "(APIServer", "(Worker")
 _CANNOT = (
@@ -48,18 +68,30 @@ class VllmReader:
 
     def __init__(self, file: str) -> None:
         self._file = file
-        self._first_line = 0
+        self._lives: list[Life] = []
+        self._begin(0)
+        self.unknown = Shapes("INFO WARNING Engine APIServer EngineCore pid")
+
+    def _begin(self, line_no: int) -> None:
+        self._first_line = line_no
         self._version = ""
         self._facts: dict[str, float] = {}
         self._json = ClientJson()
         self._named = False
         self._notes: dict[str, None] = {}
-        self.unknown = Shapes("INFO WARNING Engine APIServer EngineCore pid")
+
+    def _restart(self, line_no: int) -> None:
+        """A process starts (or a benchmark's summary): another life, if this one had anything."""
+        if self._facts.keys() - {"batched_tokens_max"} or self._json.requests():
+            self._lives.append(self._life())
+            self._begin(line_no)
 
     def sniff(self, lines: Sequence[str]) -> float:
         score = 0.0
         for line in lines:
-            if "Avg prompt throughput:" in line and _AVERAGE.search(line):
+            if (
+                "Avg prompt throughput:" in line and _AVERAGE.search(line)
+            ) or _SUMMARY_HEAD in line:
                 score += 0.6
             elif "vllm:" in line or "vLLM" in line or "vllm" in line[:200]:
                 score += 0.1
@@ -74,9 +106,13 @@ class VllmReader:
         return score
 
     def feed(self, line_no: int, line: str) -> None:
+        _, line = unwrapped(line)
         self._first_line = self._first_line or line_no
         self._named = self._named or "vllm" in line
-        if "Avg prompt throughput" in line and (average := _AVERAGE.search(line)):
+        if " request " in line and (request := _REQUEST.search(line)):
+            # the rest of such a line may be a prompt
+            self._add(f"requests_{request[1].lower()}", 1)
+        elif "Avg prompt throughput" in line and (average := _AVERAGE.search(line)):
             self._average(line, average)
         elif '"POST ' in line and _HTTP.search(line):
             self._add("http_requests" if _OK.search(line) else "http_failures", 1)
@@ -86,8 +122,26 @@ class VllmReader:
             )
         elif "queue time" in line or _QUEUED in line:
             self._notes["time to first token includes the time in the queue"] = None
-        elif not self._json.feed(line_no, line) and not self._start_up(line):
+        elif "draft tokens" in line.lower() and (drafts := _DRAFTS.search(line)):
+            self._drafts(drafts)
+        elif _SUMMARY_HEAD in line:
+            self._restart(line_no)
+            self._notes[_SUMMARY_NOTE] = None
+        elif summary := _SUMMARY.match(line):
+            name = summary[1]
+            known = _SUMMARY_NAMES.get(name, f"ttft_ms_{name[:3].lower()}")
+            self._facts[known] = float(summary[2])
+        elif not self._json.feed(line_no, line) and not self._start_up(line_no, line):
             self.unknown.see(line)
+
+    def _drafts(self, drafts: re.Match[str]) -> None:
+        """Newer versions print each interval's drafts, older ones (0.x) the sums so far."""
+        if drafts[1]:
+            self._add("drafts_accepted", int(drafts[1]))
+            self._add("drafts", int(drafts[2]))
+        else:
+            self._highest("drafts_accepted", int(drafts[3]))
+            self._highest("drafts", int(drafts[4]))
 
     def _add(self, name: str, n: float) -> None:
         self._facts[name] = self._facts.get(name, 0.0) + n
@@ -109,28 +163,28 @@ class VllmReader:
         if hits := _HITS.search(line):
             self._facts["hit_rate_percent_last"] = float(hits[1])
 
-    def _start_up(self, line: str) -> bool:
+    def _start_up(self, line_no: int, line: str) -> bool:
         if version := _VERSION.search(line) or _ENGINE.search(line):
+            self._restart(line_no)
             self._version = self._version or version[1]
         if budget := _BUDGET.search(line):
             self._facts["batched_tokens_max"] = int(budget[1])
         return any(word in line[:60] for word in _NOISE)
 
     def finish(self) -> list[Life]:
+        return [*self._lives, self._life()] if self._first_line else list(self._lives)
+
+    def _life(self) -> Life:
         requests = self._json.requests()
         served = bool(self._facts or self._notes or self._version)
-        if not self._first_line:
-            return []
-        return [
-            Life(
-                dialect="client" if requests and not (served or self._named) else self.name,
-                version=self._version,
-                file=self._file,
-                first_line=self._first_line,
-                capabilities={"requests": bool(requests), "phases": False},
-                facts={name: Value.measured(value) for name, value in self._facts.items()},
-                requests=requests,
-                notes=(*self._notes, *self._json.notes()),
-                cannot_tell=_CANNOT if served or not requests else self._json.cannot_tell(),
-            )
-        ]
+        return Life(
+            dialect="client" if requests and not (served or self._named) else self.name,
+            version=self._version,
+            file=self._file,
+            first_line=self._first_line,
+            capabilities={"requests": bool(requests), "phases": False},
+            facts={name: Value.measured(value) for name, value in self._facts.items()},
+            requests=requests,
+            notes=(*self._notes, *self._json.notes()),
+            cannot_tell=_CANNOT if served or not requests else self._json.cannot_tell(),
+        )
