@@ -8,7 +8,7 @@ A reader may store numbers and names of its own closed vocabulary here, never lo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -121,6 +121,8 @@ class Request:
     """What the log cannot say about this request, and which switch or version was missing."""
     warnings: tuple[str, ...] = ()
     first_of_life: bool = False
+    warmed: bool = False
+    """Whoever sent it had sent one of its size before: it is nobody's first."""
     facts: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,7 +167,7 @@ class Life:
     first_line: int
     capabilities: Mapping[str, bool] = field(default_factory=dict[str, bool])
     facts: Mapping[str, Value] = field(default_factory=dict[str, Value])
-    requests: tuple[Request, ...] = ()
+    requests: Sequence[Request] = ()
     notes: tuple[str, ...] = ()
     cannot_tell: tuple[str, ...] = ()
 

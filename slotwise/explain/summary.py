@@ -290,9 +290,10 @@ def _refilled(request: Request) -> float | None:
 
 
 def _group(members: Sequence[Request]) -> Group:
-    cold = []
-    if len(members) >= 2 and (members[0].first_of_life or len(members) >= COLD_APART_FROM):
-        cold = [members[0]]
+    first, cold = members[0], []
+    of_its_size = len(members) >= COLD_APART_FROM and not first.warmed
+    if len(members) >= 2 and (first.first_of_life or of_its_size):
+        cold = [first]
     used = members[len(cold) :]
     return Group(
         label=label(members),

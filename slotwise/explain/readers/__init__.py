@@ -28,6 +28,7 @@ READERS = (
     "strata_turns:StrataTurnsReader",
     "llama_cpp:LlamaCppReader",
     "slotwise_trace:SlotwiseTraceReader",
+    "ladder_record:LadderRecordReader",
     "vllm:VllmReader",
     "sglang:SglangReader",
     "ktransformers:KTransformersReader",
