@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from slotwise.engine.chunk import Shape, scratch_bytes, work_bytes
 from slotwise.engine.decode import Windows, window_bytes
 from slotwise.engine.dense import DenseWeights
+from slotwise.engine.expert_gemm import ExpertGemm
 from slotwise.engine.kv import KeyValueState, open_state, padded, state_bytes
 from slotwise.engine.memory import Budget, MemoryPlan, available, divide
-from slotwise.engine.prompt import scratch_bytes, work_bytes
 from slotwise.engine.settings import EngineSettings
 from slotwise.engine.stages import Network
 from slotwise.errors import Finding, Refused
@@ -23,6 +24,7 @@ from slotwise.experts.pool import experts_per_class, minimum_slots, region_offse
 from slotwise.experts.profile import load_profile, profile_findings
 from slotwise.experts.store import ExpertStore, open_store
 from slotwise.kernels.backend import Backend, Buffer, Memory, NoMemory
+from slotwise.kernels.gemm import Crew
 from slotwise.kernels.graph import Weights
 from slotwise.models import ARCHITECTURES
 from slotwise.models.base import Architecture
@@ -49,18 +51,18 @@ class Blueprint:
         """Divides `settings.memory`. The plan's total may exceed the budget: the caller checks."""
         h, threads = self.architecture.hyper, settings.n_threads
         n_kv = padded(settings.context)
-        chunk = min(settings.chunk, settings.context)
+        chunk = Shape(min(settings.chunk, settings.context), n_kv, settings.gemm)
         least = self._shapes(minimum_slots(self.layout) if self.layout else [], n_kv)
         most = self._shapes(experts_per_class(self.layout) if self.layout else [], n_kv)
         windows, window_work = window_bytes(most, settings.context, threads)
-        chunk_work = max(work_bytes(shapes, chunk, n_kv, threads) for shapes in (least, most))
+        chunk_work = max(work_bytes(shapes, chunk, threads) for shapes in (least, most))
         needs = MemoryPlan(
             budget=Budget(settings.memory, "--memory") if settings.memory else available(),
             dense=self.dense.nbytes,
             state=state_bytes(h, settings.context, settings.kv_type),
             windows=windows,
             work=max(window_work, chunk_work),
-            scratch=scratch_bytes(least, chunk, n_kv),
+            scratch=scratch_bytes(least, chunk),
         )
         return divide(needs, self.layout, slots=settings.slots)
 
@@ -181,6 +183,7 @@ class Loaded:
     experts: Experts | None
     arena: Buffer | None
     store: ExpertStore | None
+    gemm: ExpertGemm | None
     resources: ExitStack
 
     def close(self) -> None:
@@ -222,6 +225,11 @@ def load(
             stack.callback(experts.close)
             experts.warm(progress=_named(progress, "expert slots"))
         network = assemble(drawing, weights, state, plan.slots, arena or NoMemory())
+        gemm = None
+        if experts is not None and settings.gemm is not None:
+            crew = Crew(settings.gemm.threads)
+            stack.callback(crew.close)
+            gemm = ExpertGemm(network, crew, from_rows=settings.gemm.from_rows)
         windows = Windows(
             network,
             context=settings.context,
@@ -239,6 +247,7 @@ def load(
             experts,
             arena,
             store,
+            gemm,
             stack.pop_all(),
         )
 
@@ -265,6 +274,7 @@ def _open_experts(
         io_lanes=settings.io_lanes,
         profile=profile,
         refill=settings.refill,
+        read_limit=settings.read_limit,
         on_event=on_event,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -79,7 +79,7 @@ class Request:
 
     def run(
         self, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stop: frozenset[int]
-    ) -> Iterator[Step]:
+    ) -> Generator[Step]:
         status: Status = "failed"
         try:
             self._begin()
@@ -108,6 +108,8 @@ class Request:
                 next_step="Read its steps to the end or close them first.",
             )
         self._engine.running = self
+        if self._loaded.experts:
+            self._loaded.experts.watch(self._check)
 
     def _first_step(self, prompt: Sequence[int], sampler: Sampler) -> Step:
         loaded, ledger, books = self._loaded, self._ledger, self._books
@@ -179,7 +181,7 @@ class Request:
         sampler: Sampler,
         max_tokens: int,
         stop: frozenset[int],
-    ) -> Iterator[Step]:
+    ) -> Generator[Step]:
         books, tally, enough = self._books, self._books.tally, self._extras.enough
         last = min(position + max_tokens - 1, self._loaded.settings.context - 1)
         while position < last and tally is not None and not enough.is_set():
@@ -220,6 +222,8 @@ class Request:
         """Closes what is open and files the record."""
         if self._engine.running is self:
             self._engine.running = None
+            if self._loaded.experts:
+                self._loaded.experts.watch(None)
         if self._books.ledger is None:
             self._books.ledger = self._ledger.close(status)
             self._start_refill()  # what was lent comes back also when no token came out

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from slotwise.engine.expert_gemm import FROM_ROWS, GemmUse
 from slotwise.errors import UsageError
 
 KvType = Literal["f16", "f32"]
@@ -15,6 +16,8 @@ SlotPolicy = Literal["lfu", "lru"]
 
 _MOST = {"threads": 512, "context": 2**31 - 1}
 """ggml's limits; it crashes beyond them."""
+
+MOST_READ_SECONDS = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,11 @@ class EngineSettings:
     context: int = 4096
     """Tokens of one conversation, prompt and answer together."""
     chunk: int = 512
-    """Tokens of the prompt read at once. Changes rounding, nothing else does."""
+    """Tokens of the prompt read at once. Changes rounding, unless `exact`."""
+    exact: bool = False
+    """Quantised products only: the same bits whatever the chunk, at the price of a slower read."""
+    gemm_rows: int = FROM_ROWS
+    """Rows of one expert in a chunk from which its weights are dequantised for a BLAS."""
     kv_type: KvType = "f16"
     refill: RefillPolicy = "deferred"
     policy: SlotPolicy = "lfu"
@@ -36,16 +43,23 @@ class EngineSettings:
     pack: Path | None = None
     """None: beside the model, if there is one."""
     io_lanes: int = 4
+    read_limit: float = 60.0
+    """Seconds that the slow tier may take for one expert; then the request fails."""
     slots: int | None = None
     """Expert slots per class, instead of what `memory` allows (for tests and experiments)."""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "context", "chunk", "io_lanes", "slots", "memory"):
+        for name in ("threads", "context", "chunk", "io_lanes", "slots", "memory", "gemm_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} is {value}, expected at least 1")
             if value is not None and value > _MOST.get(name, value):
                 raise UsageError(f"--{name} is {value}, expected {_MOST[name]} at most")
+        if not 0 < self.read_limit <= MOST_READ_SECONDS:
+            raise UsageError(
+                f"--read-limit is {self.read_limit:g}, expected over 0 and at most "
+                f"{MOST_READ_SECONDS:,} seconds"
+            )
         for name, allowed in (
             ("kv_type", ("f16", "f32")),
             ("refill", ("deferred", "blocking", "lazy")),
@@ -60,3 +74,7 @@ class EngineSettings:
     @property
     def n_threads(self) -> int:
         return self.threads or len(os.sched_getaffinity(0))
+
+    @property
+    def gemm(self) -> GemmUse | None:
+        return None if self.exact else GemmUse(self.gemm_rows, self.n_threads)

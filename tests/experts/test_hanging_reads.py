@@ -20,6 +20,11 @@ def bench(*, slots: int = 10, lanes: int = 2, limit: float = LIMIT) -> Bench:
     )
 
 
+def relax(b: Bench) -> None:
+    """On a busy machine a good read may take long, too."""
+    b.experts._lanes._limit = 1000
+
+
 def test_whoever_waits_for_it_gets_an_error() -> None:
     with bench() as b, b.store.held():
         with pytest.raises(StoreError, match=HANGS) as caught:
@@ -37,6 +42,7 @@ def test_others_are_served_by_a_lane_that_takes_over() -> None:
             with pytest.raises(StoreError):
                 b.experts.require(0, ids(3))
             b.store.hold_only((0, 3))
+            relax(b)
             b.have(0, 4)
             b.have(1, 0, 1, 2)
 
@@ -51,9 +57,9 @@ def test_asking_for_it_again_fails_at_once() -> None:
             with pytest.raises(StoreError, match="has not returned"):
                 b.experts.require(0, ids(3, 4))
         with pytest.raises(StoreError, match="has not returned"):
-            for wave in b.experts.stream(0, ids(3, 5)):
-                b.check(0, *wave)
+            list(b.experts.stream(0, ids(3, 5)))
         assert (0, 3) not in b.store.begun[begun:]
+        relax(b)
         b.have(0, 4)
 
 
@@ -68,6 +74,7 @@ def test_its_slot_is_not_lent_while_the_system_may_write_into_it() -> None:
         assert not b.resident(0)  # it came too late, and its slot is free again
         loan = b.experts.lend(4096)
         b.experts.give_back(loan)
+        relax(b)
         b.have(0, 3)
 
 
