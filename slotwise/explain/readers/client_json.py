@@ -77,9 +77,6 @@ class ClientJson:
             return ()
         return ("a client's figures: its time to first token includes queue and scheduling",)
 
-    def cannot_tell(self) -> tuple[str, ...]:
-        return ("where the time to first token went: a client sees its sum only",)
-
 
 def _request(index: int, lines: tuple[int, int], data: dict[str, float]) -> Request:
     prompt = data.get("prompt_tokens", data.get("input_tokens"))

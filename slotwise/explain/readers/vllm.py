@@ -58,6 +58,9 @@ _CANNOT = (
 )
 
 
+_CLIENT_CANNOT = ("where the time to first token went: a client sees its sum only",)
+
+
 class VllmReader:
     """Counts what the log says and says what it cannot. Result files become requests.
 
@@ -114,6 +117,8 @@ class VllmReader:
             self._add(f"requests_{request[1].lower()}", 1)
         elif "Avg prompt throughput" in line and (average := _AVERAGE.search(line)):
             self._average(line, average)
+        elif "Prefix cache hit rate" in line and (hits := _HITS.search(line)):
+            self._facts["hit_rate_percent_last"] = float(hits[1])
         elif '"POST ' in line and _HTTP.search(line):
             self._add("http_requests" if _OK.search(line) else "http_failures", 1)
         elif "vllm:" in line and _TTFT_METRIC.search(line):
@@ -122,7 +127,7 @@ class VllmReader:
             )
         elif "queue time" in line or _QUEUED in line:
             self._notes["time to first token includes the time in the queue"] = None
-        elif "draft tokens" in line.lower() and (drafts := _DRAFTS.search(line)):
+        elif "raft" in line and (drafts := _DRAFTS.search(line)):
             self._drafts(drafts)
         elif _SUMMARY_HEAD in line:
             self._restart(line_no)
@@ -176,9 +181,11 @@ class VllmReader:
 
     def _life(self) -> Life:
         requests = self._json.requests()
-        served = bool(self._facts or self._notes or self._version)
+        client = _SUMMARY_NOTE in self._notes
+        served = bool(self._facts or self._notes or self._version) and not client
+        client = client or bool(requests and not (served or self._named))
         return Life(
-            dialect="client" if requests and not (served or self._named) else self.name,
+            dialect="client" if client else self.name,
             version=self._version,
             file=self._file,
             first_line=self._first_line,
@@ -186,5 +193,5 @@ class VllmReader:
             facts={name: Value.measured(value) for name, value in self._facts.items()},
             requests=requests,
             notes=(*self._notes, *self._json.notes()),
-            cannot_tell=_CANNOT if served or not requests else self._json.cannot_tell(),
+            cannot_tell=_CANNOT if served or not (requests or client) else _CLIENT_CANNOT,
         )
