@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slotwise.explain import wording
 from slotwise.explain.fit import Fit, Floor
 from slotwise.explain.record import Life, Phase, Request
-from slotwise.explain.summary import OUTER, REMAINDER, Summary
+from slotwise.explain.summary import OUTER, REMAINDER, Summary, Typical
 
 HUES = 10
 LABEL_PERCENT_PER_LETTER = 1.15
@@ -105,27 +105,37 @@ def scales(life: Life, said: Summary) -> dict[int, float]:
 
 def overview(said: Summary, *, colours: Mapping[str, int]) -> list[Strip]:
     """Mean phases of each size end to end; a phase that some requests lack counts less."""
+    parts = [_mean_parts(g.rows) for g in said.groups]
+    full = max([sum(ms for _, _, ms in of) for of in parts], default=0.0) or 1.0
     strips = []
-    rows = {g.label: [r for r in g.rows if r.lane in ("request", REMAINDER)] for g in said.groups}
-    outer = {g.label: [r for r in g.rows if r.lane == OUTER] for g in said.groups}
-    shares = {title: [max(0.0, r.mean.value) * r.mean.n / r.of for r in of]
-              for title, of in rows.items()}  # fmt: skip
-    full = max([sum(s) for s in shares.values()], default=0.0) or 1.0
-    for group in said.groups:
+    for group, of in zip(said.groups, parts, strict=True):
         bars: list[Bar] = []
         at = 0.0
-        for row, ms in zip(rows[group.label], shares[group.label], strict=True):
+        for name, kind, ms in of:
             width = 100.0 * ms / full
-            rest = row.lane == REMAINDER
-            name = "left over" if rest else row.name
             label = name if width >= LABEL_PERCENT_PER_LETTER * len(name) else ""
             title = f"{name} {wording.number(ms)} ms"
-            bars.append(Bar(at, width, "rest" if rest else "known", colours.get(row.name, 0),
-                            label, title))  # fmt: skip
+            bars.append(Bar(at, width, kind, colours.get(name, 0), label, title, title))
             at += width
-        total = "; ".join(f"{r.name} {wording.number(r.mean.value)} ms" for r in outer[group.label])
+        outer = [r for r in group.rows if r.lane == OUTER]
+        total = "; ".join(f"{r.name} {wording.number(r.mean.value)} ms" for r in outer)
         strips.append(Strip(group.label, total, tuple(bars)))
     return strips
+
+
+def _mean_parts(rows: Sequence[Typical]) -> list[tuple[str, str, float]]:
+    """(name, kind of bar, mean ms); the whole clock as a gap where nothing splits it."""
+    parts = [
+        ("left over" if r.lane == REMAINDER else r.name,
+         "rest" if r.lane == REMAINDER else "known",
+         max(0.0, r.mean.value) * r.mean.n / r.of)
+        for r in rows
+        if r.lane in ("request", REMAINDER)
+    ]  # fmt: skip
+    if parts:
+        return parts
+    clocks = [r.mean.value for r in rows if r.lane == OUTER]
+    return [("not split by the log", "missing", max(clocks))] if clocks else []
 
 
 def extent(request: Request) -> float:
