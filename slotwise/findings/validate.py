@@ -17,6 +17,7 @@ _NAMES = {
     "string": "text",
     "integer": "a whole number",
     "number": "a number",
+    "boolean": "true or false",
     "null": "null",
 }
 
@@ -93,7 +94,8 @@ def _is(value: Any, name: str) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return name == "number" or isinstance(value, int) or value.is_integer()
-    types: dict[str, Any] = {"object": dict, "array": list, "string": str, "null": type(None)}
+    types: dict[str, Any] = {"object": dict, "array": list, "string": str, "boolean": bool,
+                             "null": type(None)}  # fmt: skip
     return isinstance(value, types[name])
 
 

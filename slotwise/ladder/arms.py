@@ -206,5 +206,3 @@ def _get(data: Mapping[str, Any], key: str, kind: Any, path: Path) -> Any:
     if value is not None and not isinstance(value, kind):
         raise UsageError(f"{path}: {key} is {value!r:.60}, which is not what belongs there")
     return value
-
-

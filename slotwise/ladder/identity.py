@@ -77,7 +77,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": os.cpu_count(),
         "memory_kb": int((_line("/proc/meminfo", "MemTotal") or "0").split()[0]) or None,
         "gpus": _gpus(),
         "load_at_start": load,

@@ -33,7 +33,7 @@ class Journal:
         except OSError as error:
             raise SlotwiseError(
                 f"{path}: the journal cannot be kept: {error.strerror}",
-                next_step="Without one nothing is stopped. Set XDG_STATE_HOME to a folder of yours.",
+                next_step="Without one nothing is stopped. Set XDG_STATE_HOME to a folder.",
             ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

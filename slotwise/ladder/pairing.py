@@ -37,8 +37,8 @@ def pair(record: Record, traces: Mapping[str, Sequence[Path]], arms: Sequence[Ar
         said["files"] += [{"name": f.name, "sha256": _digest(f)} for f in files]
         methods += _with_trace(own, record.data["probes"], files, said)
     alone = [s for s in samples if s["trace"] is None and s["slotwise"] is not None]
-    if any([_with_answer(sample) for sample in alone]):
-        methods.append(IN_ANSWER)
+    found = [_with_answer(sample) for sample in alone]
+    methods += [IN_ANSWER] * any(found)
     said["method"] = "; ".join(dict.fromkeys(methods)) or "no trace was given"
     said["paired"] = sum(s["trace"] is not None for s in samples)
     answered = (s for s in samples if s["trace"] is None and s["status"] != "error")

@@ -64,7 +64,9 @@ def run_to_end(command: Sequence[str], *, seconds: float) -> None:
         raise SlotwiseError(f"{command[0]} did not end within {seconds:g} s") from error
     if done.returncode:
         said = done.stdout[-LONGEST_OUTPUT:].decode(errors="replace").strip()
-        raise SlotwiseError(f"{command[0]} ended with {ended_with(done.returncode)}\n{said}".strip())
+        raise SlotwiseError(
+            f"{command[0]} ended with {ended_with(done.returncode)}\n{said}".strip()
+        )
 
 
 def stop(process: subprocess.Popen[bytes], *, mark: str, grace: float = GRACE_SECONDS) -> None:

@@ -140,7 +140,9 @@ def restore(
 
 
 @contextmanager
-def started(arm: Arm, start: Start, number: int, *, url: str, mark: str, key: str) -> Iterator[float]:
+def started(
+    arm: Arm, start: Start, number: int, *, url: str, mark: str, key: str
+) -> Iterator[float]:
     """A process of an arm, ready to be measured; yields how many ms that took.
 
     Raises SlotwiseError when something else answers at its address, or when it does not get ready.

@@ -23,12 +23,12 @@ from slotwise.explain.readers.lines import (
 from slotwise.explain.record import Life, Reading
 
 READERS = (
+    "ladder_record:LadderRecordReader",  # first: it holds blocks of the other dialects
     "strata:StrataReader",
     "strata_ladder:StrataLadderReader",
     "strata_turns:StrataTurnsReader",
     "llama_cpp:LlamaCppReader",
     "slotwise_trace:SlotwiseTraceReader",
-    "ladder_record:LadderRecordReader",
     "vllm:VllmReader",
     "sglang:SglangReader",
     "ktransformers:KTransformersReader",

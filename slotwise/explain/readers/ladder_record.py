@@ -108,18 +108,22 @@ def _request(index: int, sample: Mapping[str, Any], *, cold: bool) -> Request:
     }  # fmt: skip
     trace = sample.get("trace")
     if isinstance(trace, Mapping):
-        return _traced(trace, common, status, warnings)
+        return _traced(trace, sample, common, status, warnings)
     return _untraced(sample, common, status, warnings)
 
 
 def _traced(
-    trace: Mapping[str, Any], common: dict[str, Any], status: Status, warnings: list[str]
-) -> Request:
+    trace: Mapping[str, Any], sample: Mapping[str, Any], common: dict[str, Any], status: Status,
+    warnings: list[str],
+) -> Request:  # fmt: skip
     values = {
         key: _value(trace.get(key))
         for key in ("prompt", "reused", "read_planned", "read", "generated", "prompt_ms",
                     "decode_ms", "slots_lent", "slots_refilled")
     }  # fmt: skip
+    for key, served in (("prompt", "prompt"), ("reused", "cached"), ("generated", "generated")):
+        if not values[key].known:
+            values[key] = _known(_number(sample.get("tokens"), served))
     engine = _STATUS.get(str(trace.get("status")), "failed")
     facts = trace.get("facts")
     return Request(

@@ -37,6 +37,10 @@ class BulkSink(Sink, Protocol):
         """Take lines from `at` on, where one begins with `bulk`. How many, and what is next."""
         ...
 
+    def feed_between(self, line_no: int, lines: bytes) -> None:
+        """Take the lines between two runs of bulk lines."""
+        ...
+
 
 class Splitter:
     """Cuts a stream of bytes into blocks of whole lines."""
@@ -110,10 +114,11 @@ def feed_block(sink: Sink, block: bytes, first_line: int) -> int:
     """Give every line of `block` to the reader; return the number of the line after it."""
     if bulk := getattr(sink, "bulk", b""):
         return _feed_runs(cast(BulkSink, sink), bulk, block, first_line)
-    return _feed_lines(sink, block, first_line)
+    return feed_lines(sink, block, first_line)
 
 
-def _feed_lines(sink: Sink, lines: bytes, line_no: int) -> int:
+def feed_lines(sink: Sink, lines: bytes, line_no: int) -> int:
+    """Give the lines to the reader one by one; return the number of the line after them."""
     if len(lines) <= LINE_LIMIT:
         texts = lines.decode("utf-8", "replace").split("\n")
     else:
@@ -126,7 +131,7 @@ def _feed_lines(sink: Sink, lines: bytes, line_no: int) -> int:
 
 
 def _feed_runs(sink: BulkSink, bulk: bytes, block: bytes, line_no: int) -> int:
-    """Let the reader take what it can in one piece; hand over the other lines one by one."""
+    """Let the reader take runs of bulk lines in one piece, and what is between them in another."""
     at, size, start = 0, len(block), b"\n" + bulk
     while at <= size:
         if block.startswith(bulk, at):
@@ -139,7 +144,9 @@ def _feed_runs(sink: BulkSink, bulk: bytes, block: bytes, line_no: int) -> int:
             end = block.find(b"\n", at + STRETCH)
         if end < 0:
             end = size
-        line_no = _feed_lines(sink, block[at:end], line_no)
+        lines = block[at:end]
+        sink.feed_between(line_no, lines)
+        line_no += lines.count(b"\n") + 1
         at = end + 1
     return line_no
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from slotwise.explain.readers.common import Shapes
 from slotwise.explain.readers.envelope import unwrapped
+from slotwise.explain.readers.lines import as_text
 from slotwise.explain.readers.llama_blocks import other_line, timing_item
 from slotwise.explain.readers.llama_life import LifeState
 from slotwise.explain.readers.llama_lines import (
@@ -24,8 +25,10 @@ from slotwise.explain.readers.llama_lines import (
     NOISE,
     OLD_SLOT,
     SLOT,
+    SLOT_BYTES,
     START,
     TIMING,
+    VERBOSE_RUN,
     clock_of,
 )
 from slotwise.explain.readers.llama_slots import key_value, oldest_line, slot_line, timed
@@ -84,6 +87,37 @@ class LlamaCppReader:
         if not self._take(state, line_no, line, text) and not NOISE.search(text):
             self.unknown.see(text)
 
+    def feed_block(self, line_no: int, block: bytes) -> int:
+        """Take whole lines; return the number of the line after them."""
+        at, size = 0, len(block)
+        skip, slot_at = VERBOSE_RUN.match, SLOT_BYTES.match
+        while at < size:
+            if run := skip(block, at):
+                end = run.end()
+                line_no += block.count(b"\n", at, end)
+                at = end
+                continue
+            if slot := slot_at(block, at):
+                self._slot(line_no, slot)
+                at = slot.end()
+            else:
+                end = block.find(b"\n", at)
+                end = size if end < 0 else end
+                self.feed(line_no, as_text(block[at:end]))
+                at = end + 1
+            line_no += 1
+        return line_no
+
+    def _slot(self, line_no: int, slot: re.Match[bytes]) -> None:
+        head, number, task, rest = slot.groups()
+        text = rest.decode("utf-8", "replace")
+        state = self._states.get("")
+        if state is None or (task == b"0" and text.startswith("processing task")):
+            state = self._state(line_no, "", "| task 0 | " + text)
+        known = slot_line(state, line_no, head.decode(), int(number), int(task), text)
+        if not known and not NOISE.search(text):
+            self.unknown.see(f"slot | {text}")
+
     def _state(self, line_no: int, key: str, text: str) -> LifeState:
         """The life this line belongs to; a start after requests begins another."""
         state = self._states.get(key)
@@ -101,7 +135,8 @@ class LlamaCppReader:
         if not state.ik and _IK.search(text):
             state.ik = not _before_ik(text)
         if "|" in text and (slot := SLOT.search(text)) and not _quoted(text, slot.start()):
-            return slot_line(state, line_no, line, slot)
+            number = int(slot[1] or slot[2])
+            return slot_line(state, line_no, line, number, int(slot[3]), slot[4])
         if "time" in text and "ms" in text and (timing := TIMING.search(text)):
             if _quoted(text, timing.start()):
                 return False
@@ -124,11 +159,7 @@ def _begins(state: LifeState, text: str) -> bool:
     """Whether a process starts here: by its first lines, or by the first task coming again."""
     if "build" in text or "load" in text or "system" in text:
         return START.search(text) is not None and not state.bench_rows
-    return (
-        state.highest_task > 0
-        and "| task 0 | processing task" in text
-        and SLOT.search(text) is not None
-    )
+    return state.highest_task > 0 and "| task 0 | processing task" in text and "{" not in text
 
 
 def _before_ik(text: str) -> bool:

@@ -91,6 +91,8 @@ class LifeState:
 
     def shared(self) -> None:
         """Several slots that read or answer at the same time share the engine's batches."""
+        if len(self.open) < 2:
+            return
         busy = [o for o in self.open.values() if o.launched and not o.released and not o.answered]
         if len(busy) > 1:
             for item in busy:

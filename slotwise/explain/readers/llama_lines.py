@@ -96,6 +96,30 @@ NOISE = re.compile(
 )
 """Lines known to say nothing about where a request's time went."""
 
+_HEAD = rb"(?:\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\d{4}-\d\d-\d\d[T ][\d:.]+Z? (?:std\w+ [FP] |\| )?)?"
+_VERBOSE_LINES = (
+    rb"que +\w+: ",
+    rb"res +\w+: ",
+    rb"srv +(?:update_slots: (?:run slots|posting|decoding|all slots are idle|update slots)|"
+    rb"operator\(\): |log_server_r: |to_json\w*: |send: |params_from_|get_availabl: (?:id|best)|"
+    rb"stop: all tasks)",
+    rb"slot +(?:process_toke|update_batch|process_sing)\w*: ",
+    rb"slot +[\w()]+: id +\d+ \| task -?\d+ \| +(?:slot decode|n_decoded|n_gen|graphs reused|"
+    rb"acc per pos|add|accepted|generated|selected slot)",
+    rb"set_\w+: |clear_adapter|adapters_lora|http: |data stream|Pars(?:ed|ing)|Partial parse|"
+    rb"Grammar |Chat format|llama_model_loader: - |load_tensors: |print_info: |sched_reserve: |"
+    rb"graph_reserve: |statistics |reasoning-budget: |VERB \[",
+)
+VERBOSE_RUN = re.compile(
+    rb"(?:\n|" + _HEAD + rb"(?:" + rb"|".join(_VERBOSE_LINES) + rb")[^\n]*+\n)++"
+)
+"""A run of lines that tell of every token and say nothing of where time went."""
+SLOT_BYTES = re.compile(
+    rb"((?:\d+\.\d\d\.\d{3}\.\d{3} [A-Z] )?)slot +[\w()]+: id +(\d{1,12}) \| "
+    rb"task (-?\d{1,12}) \| ?([^\n]{0,2000}+)\n"
+)
+"""A slot's line with nothing around it."""
+
 _MINUTES = re.compile(r"(?:^|\s)(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3}) [A-Z] ")
 _SHORT = re.compile(r"^(\d{1,4}):(\d\d\.\d\d) [A-Z] ")
 _SYSLOG = re.compile(r"[A-Z][a-z]{2} ([ \d]\d) (\d\d):(\d\d):(\d\d) \S")

@@ -43,24 +43,21 @@ _NOT_NEEDED = (
 )
 
 
-def slot_line(state: LifeState, line_no: int, line: str, slot: re.Match[str]) -> bool:
-    """Take a line that names a slot; whether it was understood."""
-    number, task, text = int(slot[1] or slot[2]), int(slot[3]), slot[4]
-    if task < 0 and number not in state.open and "print_timing" not in slot[0]:
+def slot_line(state: LifeState, line_no: int, head: str, number: int, task: int, text: str) -> bool:
+    """Take a line that names a slot; whether it was understood. `head` has the line's clock."""
+    if task < 0 and number not in state.open and "time =" not in text and text:
         return True
     item = state.slot(number, task, line_no)
     if item is None:
         return True
+    if text.startswith("prompt processing"):
+        return _progress(item, text)
     if text.startswith("processing task"):
-        item.launched = True
-        state.highest_task = max(state.highest_task, task)
-        if state.pending_cache is not None:
-            item.cache, state.pending_cache = state.pending_cache, None
-        state.shared()
-    elif "time =" in text and (timing := TIMING.search(text)):
-        timed(state, item, timing, line_no, clock_of(line))
+        _launched(state, item, task)
     elif "end)" in text and (removed := REMOVE.search(text)):
-        mark(state, item, int(removed[1]), clock_of(line))
+        mark(state, item, int(removed[1]), clock_of(head))
+    elif "time =" in text and (timing := TIMING.search(text)):
+        timed(state, item, timing, line_no, clock_of(head))
     elif text.startswith("new prompt") and (new := NEW_PROMPT.search(text)):
         item.prompt, item.launched = int(new[1]), True
         if context := CONTEXT.search(text):
@@ -68,6 +65,19 @@ def slot_line(state: LifeState, line_no: int, line: str, slot: re.Match[str]) ->
     else:
         return _progress(item, text) or _other(item, text) or text.startswith(_NOT_NEEDED)
     return True
+
+
+def _launched(state: LifeState, item: Open, task: int) -> None:
+    item.launched = True
+    state.highest_task = max(state.highest_task, task)
+    _take_cache(state, item)
+    state.shared()
+
+
+def _take_cache(state: LifeState, item: Open) -> None:
+    """The prompt cache was updated for the request that is launched next."""
+    if state.pending_cache is not None:
+        item.cache, state.pending_cache = state.pending_cache, None
 
 
 def timed(
@@ -86,15 +96,15 @@ def timed(
 def _progress(item: Open, text: str) -> bool:
     if "n_tokens" not in text:
         return False
-    if old := PROGRESS_OLD.search(text):
-        item.batch(int(old[1]), int(old[2]))
-    elif new := PROGRESS.search(text):
+    if new := PROGRESS.search(text):
         if new[2]:
             item.batch(int(new[1]), int(new[2]))
     elif found := PROGRESS_TIMED.search(text):
         if found[3]:
             item.timed.append((int(found[1]), float(found[3]) * 1e3, float(found[2])))
         item.untimed_read = max(item.untimed_read, int(found[1]))
+    elif old := PROGRESS_OLD.search(text):
+        item.batch(int(old[1]), int(old[2]))
     elif text.startswith(("prompt done", "prompt processing done")):
         item.prompt_done = True
     else:
@@ -150,8 +160,7 @@ def key_value(state: LifeState, line_no: int, line: str) -> bool:
         mark(state, item, ids.get("p0", 0), clock_of(line))
     else:
         item.launched = True
-        if state.pending_cache is not None:
-            item.cache, state.pending_cache = state.pending_cache, None
+        _take_cache(state, item)
     return True
 
 

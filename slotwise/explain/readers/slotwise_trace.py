@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slotwise.explain.readers.common import Shapes, request
@@ -19,6 +20,7 @@ from slotwise.trace.ledger import PHASES
 SCHEMA = "slotwise.trace/v1"
 OPEN_LIMIT = 10_000
 _PASSED_OVER = ("phase", "lane", "window", "pool", "loan", "refill")
+_REFILL_ENDS = ("full", "cut_short", "running")
 _TYPE = re.compile(r'^\s*\{\s*"type"\s*:\s*"([a-z_]{1,32})"')
 _VERSION = re.compile(r"\d[0-9A-Za-z.+-]{0,31}")
 _OUTSIDE_PROMPT = ("queue", "template", "tokenize", "first_window", "sample", "emit")
@@ -36,6 +38,8 @@ class _LifeState:
         self.notes: list[str] = []
         self.requests: list[Request] = []
         self.started: dict[str, int] = {}
+        self.ended_as: dict[str, int] = {}
+        """Index of the latest requests by name, for what is said of them later."""
         self.skipped = 0
         self.ended = False
 
@@ -78,6 +82,9 @@ class SlotwiseTraceReader:
             case "request_end":
                 start = state.started.pop(str(data.get("request")), line_no)
                 _ended(state, (start, line_no), data)
+                _remember(state, data)
+            case "refill_done":
+                _refill_done(state, data)
             case "trace_end":
                 state.ended = True
             case "note":
@@ -206,8 +213,38 @@ def _ended(state: _LifeState, lines: tuple[int, int], data: Mapping[str, Any]) -
             slots_lent=_value(loan, "slots", "not in the record") if loan else none,
             slots_refilled=_value(refill, "slots", "not in the record") if refill else none,
             warnings=("the ledger counted time twice",) if twice else (),
-            facts=_facts(record, refill, decode),
+            facts=_facts(record, refill, decode) | _price(record, loan, refill),
         )
+    )
+
+
+def _remember(state: _LifeState, data: Mapping[str, Any]) -> None:
+    state.ended_as.pop(str(data.get("request")), None)
+    state.ended_as[str(data.get("request"))] = len(state.requests) - 1
+    if len(state.ended_as) > OPEN_LIMIT:
+        del state.ended_as[next(iter(state.ended_as))]
+
+
+def _refill_done(state: _LifeState, data: Mapping[str, Any]) -> None:
+    """What a request's refill did in all, also after the request had ended."""
+    index = state.ended_as.get(str(data.get("request")))
+    if index is None:
+        return
+    facts = dict(state.requests[index].facts)
+    for key, name, scale in (
+        ("saved_misses", "refill_saved_misses", 1),
+        ("failed", "refill_failed", 1),
+        ("bytes", "refill_bytes", 1),
+        ("lane_ns", "refill_lane_ms", 1e6),
+    ):
+        if (n := _number(data, key)) is not None:
+            facts[name] = Value.measured(n / scale)
+    if (end := data.get("end")) in _REFILL_ENDS:
+        facts["refill_complete"] = Value.measured(int(end == "full"))
+    state.requests[index] = replace(
+        state.requests[index],
+        slots_refilled=_value(data, "slots", "not in the event"),
+        facts=facts,
     )
 
 
@@ -270,6 +307,27 @@ def _lanes(record: Mapping[str, Any], refill: Mapping[str, Any]) -> list[Phase]:
             )
         )
     return out
+
+
+def _price(
+    record: Mapping[str, Any], loan: Mapping[str, Any], refill: Mapping[str, Any]
+) -> dict[str, Value]:
+    """What the loan cost and the refill saved, and the forecast beside what happened."""
+    facts: dict[str, Value] = {}
+    forecast = _map(record, "forecast")
+    for source, key, name in (
+        (loan, "read_misses", "loan_read_misses"),
+        (loan, "decode_misses", "loan_decode_misses"),
+        (loan, "bytes", "loan_bytes"),
+        (refill, "bytes", "refill_bytes"),
+        (refill, "saved_misses", "refill_saved_misses"),
+    ):
+        if (n := _number(source, key)) is not None:
+            facts[name] = Value.measured(n)
+    for key, name in (("time_to_first_token_ns", "forecast_ms"), ("error_ns", "forecast_error_ms")):
+        if (ns := _number(forecast, key)) is not None:
+            facts[name] = Value.derived(ns / 1e6, "by the engine, from earlier requests' rates")
+    return facts
 
 
 def _facts(

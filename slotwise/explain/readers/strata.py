@@ -12,7 +12,9 @@ from re import Match
 from slotwise.explain.readers import strata_grammar as g
 from slotwise.explain.readers import strata_prefill as prefill
 from slotwise.explain.readers.base import Unknown
+from slotwise.explain.readers.lines import feed_lines
 from slotwise.explain.readers.strata_draft import Summary, add
+from slotwise.explain.readers.strata_ordinary import START, ends, ordinary_start
 from slotwise.explain.readers.strata_request import measured
 from slotwise.explain.readers.strata_state import StrataState
 from slotwise.explain.readers.strata_windows import WINDOW, like_the_first, window_rows
@@ -60,6 +62,8 @@ class StrataReader(StrataState):
     # --- lines
 
     def feed(self, line_no: int, line: str) -> None:
+        if self.ordinary is not None or self.ended is not None:
+            self.read_ordinary()
         self.no = line_no
         if line.startswith("strata trace: "):
             for matching, take in self._trace_lines.get(line[14:18], ()):
@@ -87,7 +91,7 @@ class StrataReader(StrataState):
     def feed_bulk(self, line_no: int, block: bytes, at: int) -> tuple[int, int]:
         """Window lines. Only their number, the sum of their T and the first one are kept."""
         lines, width = like_the_first(block, at)
-        if lines < 2:
+        if not lines:
             return 0, at
         end = at + lines * width
         rows = window_rows(block[at:end], lines, width)
@@ -96,13 +100,28 @@ class StrataReader(StrataState):
             for i, text in enumerate(texts):
                 self.feed(line_no + i, text)
             return len(texts), end
-        draft = self.touch(line_no + lines - 1, line_no)
+        draft = self.ordinary or self.touch(line_no + lines - 1, line_no)
         if draft.first_window is None:
             position, first = block[at + len(self.bulk) : at + width - 1].split(b" ")
             draft.first_window = (int(position), int(first))
         draft.windows += lines
         draft.window_tokens += rows
         return lines, end
+
+    def feed_between(self, line_no: int, lines: bytes) -> None:
+        """The end of one request and the start of the next, where they are of the usual kinds."""
+        start = lines.rfind(START) + 1
+        tail, head = lines[:start], lines[start:]
+        if tail:
+            if self.ordinary is not None and ends(self.ordinary, tail):
+                self.keep_ordinary(self.ordinary, line_no, tail)
+            else:
+                feed_lines(self, tail[:-1], line_no)
+        line_no += tail.count(b"\n")
+        if self.ordinary is None and not self.draft.first:
+            self.ordinary = ordinary_start(line_no, head)
+        if self.ordinary is None or self.ordinary.first != line_no:
+            feed_lines(self, head, line_no)
 
     # --- strata trace
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 
 from slotwise.explain.readers.strata_prefill import Run
 from slotwise.explain.record import Value
+from slotwise.explain.requests import kept
 
 KINDS_LIMIT = 16
 WARNINGS_LIMIT = 20
 
 
+@kept
 @dataclass(slots=True)
 class Total:
     """What the timed lines of one kind add up to. `slots` of lends: the largest total."""
@@ -36,6 +38,7 @@ def add(totals: dict[str, Total], kind: str, ms: float) -> Total:
     return total
 
 
+@kept
 @dataclass(slots=True)
 class Summary:
     """The summary line or the DONE line: the engine's account of one request."""
@@ -54,6 +57,7 @@ class Summary:
     cancelled: bool = False
 
 
+@kept
 @dataclass(slots=True)
 class Draft:
     """What the lines of one request have said so far.
@@ -134,6 +138,14 @@ class Draft:
     def part(self, kind: str) -> Total:
         """The total of one kind of part; an empty one when there was none."""
         return self.parts.get(kind, NOTHING)
+
+    @property
+    def batched_tokens(self) -> int | None:
+        """Tokens read in batches, where the lines tell."""
+        if "read (batched)" in self.parts:
+            return self.part("read (batched)").tokens
+        total = self.summary or self.done
+        return total.planned - 1 if total is not None else None
 
     @property
     def parts_ms(self) -> float:

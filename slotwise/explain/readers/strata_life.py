@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 
 from slotwise.explain.readers import strata_grammar as g
+from slotwise.explain.readers import strata_prefill as prefill
 from slotwise.explain.readers.strata_draft import Draft
+from slotwise.explain.readers.strata_ordinary import Ordinary
 from slotwise.explain.readers.strata_prefill import Counters
 from slotwise.explain.readers.strata_request import (
     NO_CLIENT,
@@ -17,8 +20,11 @@ from slotwise.explain.readers.strata_request import (
     measured,
 )
 from slotwise.explain.record import Life, Request, Value
+from slotwise.explain.requests import Requests
 
 GIB = 1 << 30
+_same_view = lru_cache(maxsize=64)(LifeView)
+"""Equal views are one object, kept once."""
 
 _SERVE_KNOWN = (
     "KV streaming: ", "stage ", "CUDA", "lookup chain: ", "mtp top2: ", "exchange rotation: ",
@@ -30,14 +36,17 @@ _SERVE_KNOWN = (
 
 
 class LifeState:
-    """Collects one life. `build` may be called at any time."""
+    """Collects one life. `build` may be called at any time.
+
+    What is known of a request is kept, and made into a `Request` when somebody looks at it.
+    """
 
     def __init__(self, file: str, first_line: int) -> None:
         self.file, self.first_line = file, first_line
         self.version = ""
         self.up = self.headed = self.host_clock = False
         self.facts: dict[str, Value] = {}
-        self.requests: list[Request] = []
+        self.requests = Requests(_request)
         self.notes: list[str] = []
         self.counters = Counters()
         self.trace_lines = self.trace_switch = False
@@ -49,7 +58,7 @@ class LifeState:
     def copy(self) -> LifeState:
         """A copy to which requests can be added without touching this one."""
         other = copy.copy(self)
-        other.requests, other.notes = list(self.requests), list(self.notes)
+        other.requests, other.notes = self.requests.copy(), list(self.notes)
         other.counters = self.counters.copy()
         return other
 
@@ -76,20 +85,32 @@ class LifeState:
 
     def add(self, draft: Draft) -> None:
         self._note_kinds(draft)
-        view = LifeView(
-            index=len(self.requests),
-            prints_loans=self.lent_lines or self._new_enough(),
-            own_buffers=self.own_buffers,
-            prefill_lines=self.prefill_lines,
-            decode_lines=self.decode_lines,
-            host_clock=self.host_clock,
-            split=self.split,
-            counters=self.counters,
+        view, before = self._view(), {}
+        if draft.runs:
+            before = dict(self.counters.last)
+            placed = prefill.place(draft.runs, draft.batched_tokens, split=self.split)
+            self.counters.skip(placed)
+            self.split |= "stage 0" in placed.lanes
+        self.requests.append((draft, view, before))
+
+    def add_ordinary(self, request: Ordinary) -> None:
+        self.first_line = self.first_line or request.first
+        self.trace_lines = True
+        self.lent_lines |= b" lent " in request.head
+        self.refilled_lines |= b" refilled " in request.head
+        self.decode_lines |= b" decode timing" in request.tail
+        self.pcie_tail |= b" over PCIe" in request.tail
+        self.requests.append((request, self._view(), {}))
+
+    def _view(self) -> LifeView:
+        return _same_view(
+            self.lent_lines or self._new_enough(),
+            self.own_buffers,
+            self.prefill_lines,
+            self.decode_lines,
+            self.host_clock,
+            self.split,
         )
-        request = build(draft, view)
-        if draft.runs and not self.split:
-            self.split = any(phase.lane == "stage 0" for phase in request.phases)
-        self.requests.append(request)
 
     def _new_enough(self) -> bool:
         """Loans are printed from 0.1.32 on, but not by the SYCL forks."""
@@ -184,7 +205,14 @@ class LifeState:
             first_line=self.first_line,
             capabilities=self.capabilities(),
             facts=dict(self.facts),
-            requests=tuple(self.requests),
+            requests=self.requests.copy(),
             notes=tuple(self.notes),
             cannot_tell=tuple(missing),
         )
+
+
+def _request(index: int, kept: tuple[Draft | Ordinary, LifeView, dict[str, float]]) -> Request:
+    draft, view, before = kept
+    if isinstance(draft, Ordinary):
+        draft = draft.read()
+    return build(draft, view, index=index, counters=Counters(before))

@@ -14,12 +14,14 @@ from typing import Any
 
 from slotwise.explain.readers import strata_grammar as g
 from slotwise.explain.record import Phase, Value, safe_name
+from slotwise.explain.requests import kept
 
 JSON_LIMIT = 32 << 10
 PHASE_LIMIT = 64
 LIST_LIMIT = 4096
 
 
+@kept
 @dataclass(slots=True)
 class Run:
     """One prefill timing line and the host line after it. All in ms."""
@@ -210,13 +212,17 @@ def separate(runs: Sequence[Run]) -> list[list[Run]]:
 class Counters:
     """Counters that grow for as long as an engine lives, as differences."""
 
-    def __init__(self) -> None:
-        self.last: dict[str, float] = {}
+    def __init__(self, last: Mapping[str, float] | None = None) -> None:
+        self.last = dict(last or {})
 
     def copy(self) -> Counters:
-        other = Counters()
-        other.last = dict(self.last)
-        return other
+        return Counters(self.last)
+
+    def skip(self, placed: Placed) -> None:
+        """Take the readings of these runs without a difference."""
+        for lane, runs in placed.lanes.items():
+            for name, values in _counted(runs):
+                self.last[f"{name}/{lane}"] = values[-1]
 
     def fell(self, key: str, value: float) -> bool:
         return value < self.last.get(key, value)
@@ -273,19 +279,24 @@ def lane_phases(
         value = Value.derived(sum(walls) - gpu, "wall minus GPU timeline")
         rest.append(Phase("wall - GPU timeline", value, host_lane, holds))
     phases += _host(host_lane, runs)
-    for name, values in (
-        ("host staging", [run.staging for run in runs if run.staging is not None]),
-        ("PLE", [run.ple for run in runs if run.ple is not None]),
-    ):
-        if values:
-            delta = counters.delta(f"{name}/{lane}", values, whole=whole)
-            holds = "a thread of its own, beside the GPU; may exceed the wall time"
-            phases.append(Phase(f"host: {name}", delta, host_lane, holds))
+    for name, values in _counted(runs):
+        delta = counters.delta(f"{name}/{lane}", values, whole=whole)
+        holds = "a thread of its own, beside the GPU; may exceed the wall time"
+        phases.append(Phase(f"host: {name}", delta, host_lane, holds))
     for run in runs:
         phases += [
             Phase(f"peer: {n}", Value.measured(ms), "peer gpu") for n, ms in run.peer.items()
         ]
     return phases, rest
+
+
+def _counted(runs: Sequence[Run]) -> list[tuple[str, list[float]]]:
+    """The counters that these runs printed, with their readings in order."""
+    readings = (
+        ("host staging", [run.staging for run in runs if run.staging is not None]),
+        ("PLE", [run.ple for run in runs if run.ple is not None]),
+    )
+    return [(name, values) for name, values in readings if values]
 
 
 def _host(lane: str, runs: Sequence[Run]) -> list[Phase]:

@@ -7,8 +7,8 @@ version that would have said it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from slotwise.explain.readers import strata_prefill as prefill
 from slotwise.explain.readers.strata_draft import NOTHING, Draft
@@ -38,11 +38,9 @@ _open_end = Value.bounded(0.0, None, "began, and its end is not in the log")
 measured = lru_cache(maxsize=1 << 14, typed=True)(Value.measured)
 
 
-@dataclass(slots=True)
-class LifeView:
+class LifeView(NamedTuple):
     """What a request's reading depends on beyond its own lines."""
 
-    index: int
     prints_loans: bool
     """Whether this version has lent and refilled lines, as far as the log tells."""
     own_buffers: bool
@@ -50,16 +48,16 @@ class LifeView:
     decode_lines: bool
     host_clock: bool
     split: bool
-    counters: prefill.Counters
 
 
-def build(draft: Draft, view: LifeView) -> Request:
-    return _Builder(draft, view).request()
+def build(draft: Draft, view: LifeView, *, index: int, counters: prefill.Counters) -> Request:
+    """`counters`: how they stood before this request."""
+    return _Builder(draft, view, counters).request(index)
 
 
 class _Builder:
-    def __init__(self, draft: Draft, view: LifeView) -> None:
-        self.d, self.view = draft, view
+    def __init__(self, draft: Draft, view: LifeView, counters: prefill.Counters) -> None:
+        self.d, self.view, self.counters = draft, view, counters
         self.phases: list[Phase] = []
         self.rest: list[Phase] = []
         self.warnings = list(draft.warnings)
@@ -74,7 +72,7 @@ class _Builder:
         )
         self.prompt_ms = self._prompt_ms()
 
-    def request(self) -> Request:
+    def request(self, index: int) -> Request:
         d, total = self.d, self.sum
         self._trace_phases()
         self._cache_phases()
@@ -89,7 +87,7 @@ class _Builder:
         prompt, reused, planned, read = self._tokens()
         lent, refilled = self._slots()
         return Request(
-            index=self.view.index,
+            index=index,
             lines=(d.first, d.last),
             status=self.status,
             prompt=prompt,
@@ -106,7 +104,7 @@ class _Builder:
             slots_refilled=refilled,
             cannot_tell=self._cannot_tell(),
             warnings=tuple(self.warnings),
-            first_of_life=self.view.index == 0,
+            first_of_life=index == 0,
             facts=self.facts,
         )
 
@@ -255,11 +253,11 @@ class _Builder:
 
     def _prefill_phases(self) -> None:
         d = self.d
-        placed = prefill.place(d.runs, self._batched_tokens(), split=self.view.split)
+        placed = prefill.place(d.runs, d.batched_tokens, split=self.view.split)
         whole = d.traced or self.sum is not None
         for lane, runs in placed.lanes.items():
             phases, rest = prefill.lane_phases(
-                lane, runs, self.view.counters, host_clock=self.view.host_clock, whole=whole
+                lane, runs, self.counters, host_clock=self.view.host_clock, whole=whole
             )
             self.phases += phases
             self.rest += rest
@@ -270,11 +268,6 @@ class _Builder:
             self.warnings.append(f"{hidden} phases have names not fit to be shown")
         if not placed.split:
             self._walls(placed.lanes)
-
-    def _batched_tokens(self) -> int | None:
-        if "read (batched)" in self.d.parts:
-            return self.d.part("read (batched)").tokens
-        return self.sum.planned - 1 if self.sum is not None else None
 
     def _walls(self, lanes: dict[str, list[prefill.Run]]) -> None:
         """Relate the walls of an unsplit request to what is around them."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from slotwise.explain.readers import strata_prefill as prefill
 from slotwise.explain.readers.strata_draft import Draft
 from slotwise.explain.readers.strata_life import LifeState
+from slotwise.explain.readers.strata_ordinary import Ordinary
 from slotwise.explain.record import Life
 
 
@@ -26,13 +27,17 @@ class StrataState:
         self.draft = Draft()
         self.held: Draft | None = None
         """The last request with a summary: lines after the summary still belong to it."""
+        self.ordinary: Ordinary | None = None
+        self.ended: Ordinary | None = None
+        """In place of `draft` and of `held` while every line was of the usual kinds."""
         self.no = 0
 
     def finish(self) -> list[Life]:
         """The lives so far; feeding may go on afterwards."""
         end = copy.copy(self)
         end.done_lives, end.life = list(self.done_lives), self.life.copy()
-        for draft in end.unsettled(self.held, self.draft):
+        end.read_ordinary()
+        for draft in end.unsettled(end.held, end.draft):
             end.add(draft)
         if end.life.seen_anything or not end.done_lives:
             end.done_lives.append(end.life.build())
@@ -70,6 +75,23 @@ class StrataState:
         if self.life.counter_fell(draft):
             self.close_life(draft.first, note="host staging fell: the engine had restarted")
         self.life.add(draft)
+
+    def keep_ordinary(self, request: Ordinary, tail_at: int, tail: bytes) -> None:
+        """These lines end it: the one before is final."""
+        if self.held is not None:
+            self.add(self.held)
+            self.held = None
+        if self.ended is not None:
+            self.life.add_ordinary(self.ended)
+        request.tail_at, request.tail = tail_at, tail
+        self.ended, self.ordinary = request, None
+
+    def read_ordinary(self) -> None:
+        """Go on line by line: what was kept as text becomes the drafts it stands for."""
+        if self.ended is not None:
+            self.held, self.ended = self.ended.read(), None
+        if self.ordinary is not None:
+            self.draft, self.ordinary = self.ordinary.read(), None
 
     def close_life(self, first_line: int, note: str = "") -> None:
         if self.life.seen_anything:

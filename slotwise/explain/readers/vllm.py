@@ -18,9 +18,8 @@ from slotwise.explain.record import Life, Value
 _AVERAGE = re.compile(
     rf"Avg prompt throughput:\s*({NUM}) tokens/s"
     rf"(?:, Avg generation throughput:\s*({NUM}) tokens/s)?"
+    rf"(?:.{{0,80}}?\bRunning: ({INT}) reqs)?(?:.{{0,40}}?\b(?:Waiting|Pending): ({INT}) reqs)?"
 )
-_RUNNING = re.compile(rf"Running: ({INT}) reqs")
-_WAITING = re.compile(rf"(?:Waiting|Pending): ({INT}) reqs")
 _HITS = re.compile(rf"Prefix cache hit rate:(?: GPU:)?\s*({NUM})%")
 _VERSION = re.compile(r"(?:vLLM API server |LLM engine \(v|  )version ([0-9][0-9a-z.+]{0,31})")
 _ENGINE = re.compile(r"LLM engine \(v([0-9][0-9a-z.+]{0,31})\)")
@@ -132,7 +131,7 @@ class VllmReader:
         elif _SUMMARY_HEAD in line:
             self._restart(line_no)
             self._notes[_SUMMARY_NOTE] = None
-        elif summary := _SUMMARY.match(line):
+        elif line[:1] in "STMPB" and (summary := _SUMMARY.match(line)):
             name = summary[1]
             known = _SUMMARY_NAMES.get(name, f"ttft_ms_{name[:3].lower()}")
             self._facts[known] = float(summary[2])
@@ -159,20 +158,21 @@ class VllmReader:
         rate = float(average[1])
         self._add("intervals_with_prompts", 1 if rate > 0 else 0)
         self._highest("interval_prompt_tokens_per_s_max", rate)
-        if running := _RUNNING.search(line):
-            self._highest("running_max", int(running[1]))
-            if rate == 0 and int(running[1]) and average[2] and float(average[2]) == 0:
+        if average[3]:
+            self._highest("running_max", int(average[3]))
+            if rate == 0 and int(average[3]) and average[2] and float(average[2]) == 0:
                 self._add("intervals_reading_unseen", 1)
-        if waiting := _WAITING.search(line):
-            self._highest("waiting_max", int(waiting[1]))
+        if average[4]:
+            self._highest("waiting_max", int(average[4]))
         if hits := _HITS.search(line):
             self._facts["hit_rate_percent_last"] = float(hits[1])
 
     def _start_up(self, line_no: int, line: str) -> bool:
-        if version := _VERSION.search(line) or _ENGINE.search(line):
+        named = "version" in line or "engine (v" in line
+        if named and (version := _VERSION.search(line) or _ENGINE.search(line)):
             self._restart(line_no)
             self._version = self._version or version[1]
-        if budget := _BUDGET.search(line):
+        if "max_num_batched" in line and (budget := _BUDGET.search(line)):
             self._facts["batched_tokens_max"] = int(budget[1])
         return any(word in line[:60] for word in _NOISE)
 
