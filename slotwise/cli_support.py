@@ -54,7 +54,7 @@ def engine_options(command: Command) -> Command:
         click.option("--refill", type=click.Choice(["deferred", "blocking", "lazy"]),
                      default="deferred", show_default=True,
                      help="When lent expert slots are filled again."),
-        click.option("--policy", type=click.Choice(["lfu", "lru"]), default="lfu",
+        click.option("--policy", type=click.Choice(["two-rate", "lfu", "lru"]), default="two-rate",
                      show_default=True, help="Which experts stay."),
         click.option("--profile", type=path, help="Hotness ranking that fills the slots."),
         click.option("--pack", type=click.Path(path_type=Path, file_okay=False),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from slotwise.engine.expert_gemm import FROM_ROWS, GemmUse
 from slotwise.errors import UsageError
 
 KvType = Literal["f16", "f32"]
 RefillPolicy = Literal["deferred", "blocking", "lazy"]
-SlotPolicy = Literal["lfu", "lru"]
+SlotPolicy = Literal["two-rate", "lfu", "lru"]
 
 _MOST = {"threads": 512, "context": 2**31 - 1}
 """ggml's limits; it crashes beyond them."""
@@ -38,7 +38,7 @@ class EngineSettings:
     """Rows of one expert in a chunk from which its weights are dequantised for a BLAS."""
     kv_type: KvType = "f16"
     refill: RefillPolicy = "deferred"
-    policy: SlotPolicy = "lfu"
+    policy: SlotPolicy = "two-rate"
     profile: Path | None = None
     pack: Path | None = None
     """None: beside the model, if there is one."""
@@ -63,7 +63,7 @@ class EngineSettings:
         for name, allowed in (
             ("kv_type", ("f16", "f32")),
             ("refill", ("deferred", "blocking", "lazy")),
-            ("policy", ("lfu", "lru")),
+            ("policy", get_args(SlotPolicy)),
         ):
             if getattr(self, name) not in allowed:
                 raise UsageError(

@@ -1,11 +1,12 @@
 """Who stays in the pool: one heat per expert, hotter stays.
 
-A policy decides what is *resident*, never what is computed. Both policies keep the same thing, a
+A policy decides what is *resident*, never what is computed. All policies keep the same thing, a
 float64 array `heat` [n_moe_layers, n_experts], and differ only in what a touch does to it. A touch
 ages one layer's row by that layer's own clock: a layer that this pass has not reached yet is not
 older than one that it has just read, so a long prompt does not push one layer out for the next.
 
-Does not know slots, pins or I/O (see pool.py).
+`TwoRates` is the default: docs/performance.md has all of them replayed on recorded routing against
+the best possible. Does not know slots, pins or I/O (see pool.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from slotwise.weights.layout import ExpertLayout
 
 HALF_LIFE_TOKENS = 128.0
 """Tokens after which an expert's past counts half in `DecayedLfu`."""
+
+FAST_TOKENS, SLOW_TOKENS, FAST_SHARE = 8.0, 128.0, 0.3
+"""The half-lives of `TwoRates`, and how much of its heat is the fast one."""
 
 
 class Policy(ABC):
@@ -43,6 +47,11 @@ class Policy(ABC):
         Without `counts` each entry is one use and an expert may repeat (a decode window). With
         `counts` (tokens per expert, a prompt chunk) the experts are distinct.
         """
+
+    def touch_window(self, routed: NDArray[np.int32]) -> None:
+        """One decode window: row i of `routed` is what layer i chose, from the first layer on."""
+        for moe_index, experts in enumerate(routed):
+            self.touch(moe_index, experts)
 
     @abstractmethod
     def seed(self, counts: NDArray[np.int64]) -> None:
@@ -109,7 +118,55 @@ class DecayedLfu(Policy):
         self.heat[:] = share * (self.n_used / (1.0 - self.decay))
 
 
-POLICIES: dict[str, type[Policy]] = {"lru": Lru, "lfu": DecayedLfu}
+class TwoRates(Policy):
+    """Heat = an expert's share of the tokens, averaged over the last few and over many: what the
+    text is about just now, and what the model likes at all."""
+
+    name = "two-rate"
+
+    def __init__(self, layout: ExpertLayout) -> None:
+        super().__init__(layout)
+        self._keep = 0.5 ** (1.0 / FAST_TOKENS), 0.5 ** (1.0 / SLOW_TOKENS)
+        self._share = FAST_SHARE, 1.0 - FAST_SHARE
+        self._gain = [share * (1.0 - k) for share, k in zip(self._share, self._keep, strict=True)]
+        self._rates = np.zeros((2, *self.heat.shape))
+        self._flat_rates = self._rates.reshape(2, -1)
+        self._bases = np.arange(layout.n_moe_layers, dtype=np.int32)[:, None] * layout.n_experts
+
+    def touch(
+        self, moe_index: int, experts: NDArray[np.int32], counts: NDArray[np.integer] | None = None
+    ) -> None:
+        tokens = (len(experts) if counts is None else int(counts.sum())) / self.n_used
+        if not tokens:
+            return
+        uses = np.ones(len(experts)) if counts is None else counts
+        for rate, keep, share in zip(self._rates, self._keep, self._share, strict=True):
+            kept = keep**tokens  # as if the uses were spread evenly over the tokens
+            row = rate[moe_index]
+            row *= kept
+            np.add.at(row, experts, uses * (share * (1.0 - kept) / tokens))
+        np.add(*self._rates[:, moe_index], out=self.heat[moe_index])
+
+    def touch_window(self, routed: NDArray[np.int32]) -> None:
+        if routed.shape != (len(self.heat), self.n_used):
+            super().touch_window(routed)
+            return
+        ids = (routed + self._bases).reshape(-1)  # of one token: distinct
+        for rate, keep, gain in zip(self._flat_rates, self._keep, self._gain, strict=True):
+            rate *= keep
+            rate[ids] += gain
+        np.add(*self._flat_rates, out=self.flat_heat)
+
+    def seed(self, counts: NDArray[np.int64]) -> None:
+        # As endless text with the profile's frequencies would leave it.
+        share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * self.n_used
+        for rate, part in zip(self._rates, self._share, strict=True):
+            rate[:] = part * share
+        np.add(*self._rates, out=self.heat)
+
+
+DEFAULT_POLICY = TwoRates.name
+POLICIES: dict[str, type[Policy]] = {p.name: p for p in (TwoRates, DecayedLfu, Lru)}
 
 
 def make_policy(name: str, layout: ExpertLayout) -> Policy:

@@ -1,6 +1,6 @@
 """Replays a policy on a recorded routing trace, and the best that any policy could do on it.
 
-    replay(routing, routing.layout, slots=[480], policy_name="lfu").decode.bytes
+    replay(routing, routing.layout, slots=[480], policy_name="two-rate").decode.bytes
     belady(routing, routing.layout, slots=[480]).decode.bytes
 
 A replay drives the engine's own pool and policy, so it evicts as the engine does. It knows nothing
@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from slotwise.errors import UsageError
-from slotwise.experts.policy import Policy, make_policy
+from slotwise.experts.policy import DEFAULT_POLICY, Policy, make_policy
 from slotwise.experts.pool import Pool, minimum_slots
 from slotwise.experts.routing import Bools, Call, Routing, Step
 from slotwise.weights.layout import ExpertLayout, SlotClass
@@ -85,7 +85,7 @@ def replay(
     routing: Routing,
     layout: ExpertLayout,
     slots: Sequence[int],
-    policy_name: str | Policy = "lfu",
+    policy_name: str | Policy = DEFAULT_POLICY,
     *,
     per_layer: bool = False,
     from_snapshots: bool = False,

@@ -180,7 +180,7 @@ def test_a_record_of_the_settings(engine: Engine) -> None:
     generate(engine, n=1)
     s = record_of(engine).settings
     assert (s.threads, s.context_tokens, s.chunk_tokens, s.kv_type) == (1, 256, CHUNK, "f32")
-    assert (s.refill, s.policy, s.io_lanes) == ("deferred", "lfu", 4)
+    assert (s.refill, s.policy, s.io_lanes) == ("deferred", "two-rate", 4)
     assert s.expert_slots == sum(engine.loaded.plan.slots)
 
 

@@ -35,7 +35,7 @@ from slotwise.experts.pool import experts_per_class
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "slots": ("all", "half", "few"),
-    "policy": ("lfu", "lru"),
+    "policy": ("two-rate", "lfu", "lru"),
     "profile": ("none", "skewed", "reversed"),
     "refill": ("deferred", "blocking", "lazy"),
     "io_lanes": (1, 4),

@@ -105,7 +105,7 @@ class Play:
 @given(
     steps=st.lists(STEPS, max_size=25),
     slots=st.tuples(st.integers(4, 9), st.integers(4, 6)),
-    policy=st.sampled_from(["lru", "lfu"]),
+    policy=st.sampled_from(["lru", "lfu", "two-rate"]),
     refill=st.sampled_from(["deferred", "blocking", "lazy"]),
     io_lanes=st.integers(1, 3),
 )

@@ -193,7 +193,7 @@ def test_a_stream_begins_with_what_is_resident_while_reads_go_on() -> None:
 
 
 @pytest.mark.parametrize("slots", [4, 5, 6, 16])
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "two-rate"])
 def test_a_stream_covers_every_expert_once_whatever_the_pool(slots: int, policy: str) -> None:
     with bench(slots, policy=policy) as b:
         for _ in range(3):
@@ -506,7 +506,7 @@ def test_what_a_loan_cost_and_a_refill_saved_is_counted() -> None:
         assert b.resident(0) == {2, 3, 4, 5}
         for _ in range(2):
             b.have(0, 1)
-            assert b.experts.snapshot().loan_misses == 1
+            assert b.experts.snapshot().decode.loan_misses == 1
             drop(b, 0, 1)
         b.have(0, 1)
         b.experts.refill()
