@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slotwise.explain.readers import follow_files, read_files
 from slotwise.explain.readers import lines as lines_module
 from slotwise.explain.readers.base import OTHER_SHAPES, SHAPES_LIMIT, Unknown
-from slotwise.explain.readers.lines import LINE_LIMIT, Splitter, feed_block
+from slotwise.explain.readers.lines import LINE_LIMIT, Splitter, feed_block, feed_lines
 from slotwise.explain.readers.strata import StrataReader
 
 SUMMARY = (
@@ -45,6 +45,9 @@ class Recorder:
         found = block[start : at - 1].decode("latin1").split("\n")
         self.seen += [(line_no + i, line) for i, line in enumerate(found)]
         return count, at
+
+    def feed_between(self, line_no: int, lines: bytes) -> None:
+        feed_lines(self, lines, line_no)
 
 
 @given(st.lists(st.sampled_from([b"bulk 1", b"bulk ", b"other", b"", b"bulk"]), min_size=1))
