@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from slotwise import __version__
+from slotwise.bench.commands import bench_command
 from slotwise.cli_support import (
     MODEL,
     Size,
@@ -191,6 +192,73 @@ def chat(model: Path, system: str | None, quiet: bool, **options: Any) -> None:
 @app.command()
 @MODEL
 @click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; any but loopback's needs --api-key.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="0 takes any free one.",
+)
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    envvar="SLOTWISE_API_KEY",
+    help="Key that requests must carry; repeatable. Also in SLOTWISE_API_KEY.",
+)
+@click.option("--alias", "aliases", multiple=True, help="Name the model is served under.")
+@click.option(
+    "--queue",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Requests that may wait; beyond them 429.",
+)
+@click.option(
+    "--max-body", type=Size(), default="8MiB", show_default=True, help="Largest request body."
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="Longest answer.  [default: the context]"
+)
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="Longest time for one request, waiting included.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    help="Origin whose pages may use the server; repeatable.",
+)
+@engine_options
+@trace_options
+def serve(model: Path, **options: Any) -> None:
+    """Serve MODEL by HTTP as OpenAI's API does, with a page at /. Ctrl-C lets the running answer
+    end first."""
+    from slotwise.serve.command import serve as run_server
+    from slotwise.serve.settings import settings_from
+
+    with progress_bar() as progress:
+        run_server(
+            model,
+            settings=settings_from(options),
+            options=options,
+            say=lambda line: click.echo(line, err=True),
+            progress=progress,
+        )
+
+
+@app.command()
+@MODEL
+@click.option(
     "--text",
     "texts",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -271,6 +339,7 @@ def demo(folder: Path, source: Path | None, threads: int | None) -> None:
         tell(folder, source=source, threads=threads, write=write, progress=progress)
 
 
+app.add_command(bench_command)
 app.add_command(explain_group)
 app.add_command(findings_group)
 

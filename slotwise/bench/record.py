@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import slotwise
+from slotwise import __version__
 from slotwise.bench.stats import Estimate
 
 SCHEMA = "slotwise.bench/v1"
@@ -42,6 +42,8 @@ class BenchRecord:
     samples: list[dict[str, Any]] = field(default_factory=list)
     """Every measurement, in the order in which it was made."""
     results: dict[str, Estimate] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Results that could not be had, and why."""
     how: dict[str, str] = field(default_factory=dict)
     """How the fields of `samples` and the `results` were obtained."""
     checks: list[Check] = field(default_factory=list)
@@ -62,7 +64,7 @@ class BenchRecord:
             "bench": self.bench,
             "started": self.started,
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-            "slotwise": slotwise.__version__,
+            "slotwise": __version__,
             "git": _git(),
             "machine": {
                 **_machine(),
@@ -74,6 +76,7 @@ class BenchRecord:
             "workers": self.workers,
             "samples": self.samples,
             "results": {name: asdict(estimate) for name, estimate in self.results.items()},
+            "missing": self.missing,
             "how": self.how,
             "checks": [asdict(check) for check in self.checks],
         }

@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "explain": (TRACE, {"click", "jinja2", "numpy", "rich", "scipy"}),
     "findings": (TRACE, {"click"}),
     "ladder": (TRACE | {"explain", "findings"}, {"rich"}),
-    "bench": (BELOW_ENGINE | {"engine", "explain"}, {"numpy", "rich", "scipy"}),
+    "bench": (BELOW_ENGINE | {"engine", "explain"}, {"click", "numpy", "rich", "scipy"}),
     "serve": (BELOW_ENGINE | {"engine"}, {"starlette", "uvicorn"}),
 }
 KIT = ("trace", "explain", "findings", "ladder")

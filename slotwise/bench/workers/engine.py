@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 from typing import cast
 
-from slotwise.bench.workers.protocol import Answer, Pipe
+from slotwise.bench.workers.protocol import Answer, Pipe, between, storage_bytes
 from slotwise.engine.engine import Engine, Step
 from slotwise.engine.sampling import Sampling
 from slotwise.engine.settings import EngineSettings, RefillPolicy
@@ -30,7 +30,12 @@ GREEDY = Sampling(temperature=0)
 
 
 def settings(
-    memory: str, *, threads: int, context: int, refill: RefillPolicy = "deferred"
+    memory: str,
+    *,
+    threads: int,
+    context: int,
+    refill: RefillPolicy = "deferred",
+    io_lanes: int = 4,
 ) -> EngineSettings:
     """`memory` is a number of bytes, `all` or `auto`."""
     everything = memory == ALL
@@ -40,6 +45,7 @@ def settings(
         threads=threads,
         context=context,
         refill=refill,
+        io_lanes=io_lanes,
     )
 
 
@@ -79,10 +85,12 @@ class EngineWorker:
         """Times seen by the caller of the engine, and the engine's own record. Decode ends after
         `max_tokens`, or with the token that comes `seconds` after the first."""
         self._engine.loaded.state.reuse([-1])
+        from_disk = storage_bytes()
         cpu, begin = process_time_ns(), perf_counter_ns()
         steps = self._engine.generate(tokens, sampling=GREEDY, max_tokens=max_tokens)
         answer = [next(steps).token]
         first, first_cpu = perf_counter_ns(), process_time_ns()
+        from_disk_first = storage_bytes()
         for step in steps:
             answer.append(step.token)
             if seconds and perf_counter_ns() - first > seconds * 1e9:
@@ -93,10 +101,23 @@ class EngineWorker:
             "tokens": answer,
             "first_ns": first - begin,
             "decode_ns": end - first,
+            "decode_tokens": len(answer) - 1,
             "read_cpu_ns": first_cpu - cpu,
             "decode_cpu_ns": end_cpu - first_cpu,
+            "read_bytes": between(from_disk, from_disk_first),
+            "decode_bytes": between(from_disk_first, storage_bytes()),
             "record": self._record().to_dict(),
         }
+
+    def routing(self, tokens: Sequence[int], max_tokens: int, path: str) -> Answer:
+        """Answers again, unmeasured, and writes which experts were chosen to `path`."""
+        from slotwise.engine.session import recorded_routing
+
+        self._engine.loaded.state.reuse([-1])
+        with recorded_routing(self._engine, Path(path)):
+            for _ in self._engine.generate(tokens, sampling=GREEDY, max_tokens=max_tokens):
+                pass
+        return {}
 
     def _record(self) -> RequestRecord:
         record = self._engine.last_record
@@ -140,9 +161,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--refill", default="deferred")
+    parser.add_argument("--io-lanes", type=int, default=4)
     args = parser.parse_args()
     pipe = Pipe()
-    chosen = settings(args.memory, threads=args.threads, context=args.context, refill=args.refill)
+    chosen = settings(
+        args.memory,
+        threads=args.threads,
+        context=args.context,
+        refill=args.refill,
+        io_lanes=args.io_lanes,
+    )
     with Engine.open(args.model, chosen) as engine:
         EngineWorker(engine, pipe).serve()
 

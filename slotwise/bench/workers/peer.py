@@ -17,7 +17,7 @@ from time import perf_counter_ns, process_time_ns
 from types import SimpleNamespace
 from typing import Any
 
-from slotwise.bench.workers.protocol import Answer, Pipe
+from slotwise.bench.workers.protocol import Answer, Pipe, between, storage_bytes
 
 N_UBATCH = 512
 
@@ -123,9 +123,9 @@ class LlamaCpp:
         `first_ns` until the logits after the last of `tokens`, `decode_ns` for all of `follow`.
         """
         self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
-        cpu = process_time_ns()
+        from_disk, cpu = storage_bytes(), process_time_ns()
         first_ns = self._decode(tokens)
-        read_cpu = process_time_ns() - cpu
+        read_cpu, from_disk_first = process_time_ns() - cpu, storage_bytes()
         windows: list[int] = []
         for token in follow:
             windows.append(self._decode([token]))
@@ -134,9 +134,12 @@ class LlamaCpp:
         return {
             "first_ns": first_ns,
             "decode_ns": sum(windows),
+            "decode_tokens": len(windows),
             "windows_ns": windows,
             "read_cpu_ns": read_cpu,
             "decode_cpu_ns": process_time_ns() - cpu - read_cpu,
+            "read_bytes": between(from_disk, from_disk_first),
+            "decode_bytes": between(from_disk_first, storage_bytes()),
         }
 
     def _decode(self, tokens: Sequence[int]) -> int:
