@@ -63,19 +63,27 @@ class KTransformersReader:
         self.unknown = Shapes("INFO DEBUG WARNING prefill decode batch tokens ms")
 
     def sniff(self, lines: Sequence[str]) -> float:
-        score = 0.0
+        score = named = 0.0
         for _, line in map(unwrapped, lines):
+            if line.startswith("|"):
+                continue  # a table that quotes a log
             if "Performance(T/s)" in line and _PERFORMANCE.search(line):
                 score += 0.7
             elif _BATCH.search(line) or _STEP.search(line):
                 score += 0.4
             elif line.startswith(("total duration:", "load duration:")):
                 return 0.0  # Ollama prints the same block with these two lines
-            elif "ktransformers" in line or _TYPED.search(line) or _BLOCK.match(line):
+            elif (
+                _TYPED.search(line)
+                or _BLOCK.match(line)
+                or ("/ktransformers/" in line and _SHAPE.search(line))
+            ):
                 score += 0.2
+            elif "ktransformers" in line:
+                named = 0.1  # prose names it too
             if score >= 0.95:
                 return 0.95
-        return score
+        return score + named
 
     def feed(self, line_no: int, line: str) -> None:
         _, line = unwrapped(line)

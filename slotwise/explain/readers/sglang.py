@@ -81,7 +81,7 @@ class SglangReader:
         self.unknown = Shapes("INFO batch new seq token cached running queue req")
 
     def sniff(self, lines: Sequence[str]) -> float:
-        score = 0.0
+        score = named = 0.0
         for line in lines:
             if any(pattern.search(line) for pattern in (_BATCH, _FILL, _ATOM, _STATS)):
                 score += 0.6
@@ -90,10 +90,10 @@ class SglangReader:
             elif "last_input_throughput" in line or "input throughput (token/s)" in line:
                 score += 0.3
             elif "sglang" in line:
-                score += 0.06
+                named = 0.1  # prose names it too
             if score >= 0.95:
                 return 0.95
-        return score
+        return score + named
 
     def feed(self, line_no: int, line: str) -> None:
         _, line = unwrapped(line)

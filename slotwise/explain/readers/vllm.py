@@ -89,23 +89,28 @@ class VllmReader:
             self._begin(line_no)
 
     def sniff(self, lines: Sequence[str]) -> float:
-        score = 0.0
+        score = named = 0.0
         for line in lines:
-            if (
-                "Avg prompt throughput:" in line and _AVERAGE.search(line)
-            ) or _SUMMARY_HEAD in line:
+            average = "Avg prompt throughput:" in line and _AVERAGE.search(line)
+            if average or _SUMMARY_HEAD in line:
                 score += 0.6
-            elif "vllm:" in line or "vLLM" in line or "vllm" in line[:200]:
-                score += 0.1
-            elif line.startswith(("(APIServer pid=", "(EngineCore")) or _QUEUED in line:
+            elif (
+                _TTFT_METRIC.search(line)
+                or " TTFT (ms): " in line
+                or _QUEUED in line
+                or "(APIServer pid=" in line[:60]
+                or "(EngineCore" in line[:60]
+            ):
                 score += 0.2
             elif '"anvil-serving.' in line or '"ttft_ms":' in line:
                 score += 0.15
             elif '"elapsed_s' in line or '"effective_prefill_tok_s' in line:
                 score += 0.1
+            elif "vllm" in line or "vLLM" in line:
+                named = 0.1  # prose names it too
             if score >= 0.95:
                 return 0.95
-        return score
+        return score + named
 
     def feed(self, line_no: int, line: str) -> None:
         _, line = unwrapped(line)
