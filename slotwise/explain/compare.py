@@ -93,9 +93,13 @@ class Comparison:
 
 
 def compare(
-    a: Reading, b: Reading, *, names: tuple[str, str], force: bool = False, margin: Margin = DEFAULT
-) -> Comparison:
-    """Compares two arms. Raises Refused when they are not comparable and `force` is not set."""
+    a: Reading, b: Reading, *, names: tuple[str, str], force: bool = False,
+    margin: Margin = DEFAULT, interleaved: bool = False,
+) -> Comparison:  # fmt: skip
+    """Compares two arms. Raises Refused when they are not comparable and `force` is not set.
+
+    `interleaved` says that whoever took them let the arms take turns.
+    """
     matched, unmatched = match(a, b)
     findings = _objections(a, b, matched, names=names)
     if findings and not (force and _any_requests(a, b)):
@@ -112,7 +116,10 @@ def compare(
             f"{tests} intervals at 95 %: about {tests * 0.05:.1g} of them would show a change "
             "where there is none"
         )
-    warnings.append("the arms were not interleaved in one log: slow drift between them is not seen")
+    if not interleaved:
+        warnings.append(
+            "the arms were not interleaved in one log: slow drift between them is not seen"
+        )
     return Comparison(
         names=names, margin=margin.words, sizes=tuple(sizes),
         hidden=tuple(hidden_differences(a, b, matched)), unmatched=tuple(unmatched),
@@ -121,12 +128,19 @@ def compare(
 
 
 def used(reading: Reading) -> tuple[Request, ...]:
-    """The warm, finished requests of all lives in order."""
-    chosen = []
+    """The warm, finished requests of all lives in order.
+
+    The first of a life counts only where no life has a warm one of its size and reuse.
+    """
+    chosen: list[Request] = []
     for life in reading.lives:
         indices = {i for g in group_requests(life.requests) for i in g.used}
         chosen += [r for r in life.requests if r.index in indices]
-    return tuple(chosen)
+    cold: set[int] = set()
+    for members in by_size_and_reuse(chosen):
+        first = {id(r) for r in members if r.first_of_life}
+        cold |= first if len(first) < len(members) else set()
+    return tuple(r for r in chosen if id(r) not in cold)
 
 
 def match(a: Reading, b: Reading) -> tuple[list[Matched], list[str]]:

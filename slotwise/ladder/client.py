@@ -174,7 +174,7 @@ class Client:
         stamps.wrote_ns = stamps.first_read_ns = None
         content = None if body is None else json.dumps(body).encode()
         limit = self.timeout if seconds is None else seconds
-        sent = {"User-Agent": f"slotwise/{__version__}", **headers}
+        sent: dict[bytes | str, bytes | str] = {"User-Agent": f"slotwise/{__version__}", **headers}
         if content is not None:
             sent["Content-Type"] = "application/json"
         if self.key:

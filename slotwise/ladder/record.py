@@ -101,7 +101,7 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_RECORD + 1)
-        data = json.loads(raw) if len(raw) <= LARGEST_RECORD else None
+        data: Any = json.loads(raw) if len(raw) <= LARGEST_RECORD else None
     except OSError as error:
         raise SlotwiseError(f"{path}: {error.strerror}", next_step="Check the path.") from error
     except (ValueError, RecursionError) as error:

@@ -321,8 +321,9 @@ def _no_server(url: str, reason: str) -> Finding:
 def _refuse_unproven(arm: Arm, sample: dict[str, Any]) -> None:
     """Stops a run at once whose arm's counter does not exist: no sample of it could count."""
     engaged = arm.engaged
-    absent = engaged is not None and engaged.source != "trace" and sample["engaged"] is None
-    if absent and sample["status"] == "refused":
+    if engaged is None or engaged.source == "trace":
+        return
+    if sample["engaged"] is None and sample["status"] == "refused":
         raise Refused([Finding(
             level="refusal", code="engaged-counter-absent", where=f"arm {arm.name}",
             found=verdict(arm, None), expected=f"it to say {engaged.expected}",

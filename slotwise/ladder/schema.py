@@ -16,7 +16,7 @@ MAJOR, MINOR = 1, 0
 
 RUN_STATUSES = ("running", "done", "interrupted", "failed")
 SAMPLE_STATUSES = ("ok", "refused", "error")
-EDGES = ("first_byte", "first_event", "first_token", "first_content", "last_byte")
+EDGES: tuple[str, ...] = ("first_byte", "first_event", "first_token", "first_content", "last_byte")
 
 _TEXT = {"type": "string", "minLength": 1}
 _TEXTS = {"type": "array", "items": {"type": "string"}}
@@ -74,7 +74,7 @@ def _arm() -> dict[str, Any]:
 
 
 def _sample() -> dict[str, Any]:
-    edge = {name: _MS for name in EDGES}
+    edge: dict[str, Any] = dict.fromkeys(EDGES, _MS)
     tokens = _object(
         {"prompt": _or_null(_COUNT), "cached": _or_null(_COUNT), "generated": _or_null(_COUNT)}
     )

@@ -116,9 +116,8 @@ def restore(
     """Brings production back; never raises but for defects of ours."""
     outcome = Outcome(before=before)
     steps = {entry["step"] for entry in journal.window}
-    for warning in (journal.write_if_possible("restoring"),):
-        if warning:
-            say(warning)
+    if warning := journal.write_if_possible("restoring"):
+        say(warning)
     left = processes.stop_marked(mark)
     if left:
         say(f"stopped {left} process(es) of an arm")
@@ -131,8 +130,7 @@ def restore(
         say(f"restoring production (attempt {outcome.attempts} of {ATTEMPTS})")
         _start_production(client, service, outcome)
     step = "restored" if outcome.restored else "not-restored"
-    warning = journal.write_if_possible(step, attempts=outcome.attempts)
-    if warning:
+    if warning := journal.write_if_possible(step, attempts=outcome.attempts):
         say(warning)
     if outcome.restored:
         say("production is restored: HTTP 200, the same model and version as before")

@@ -102,7 +102,7 @@ def _request(index: int, sample: Mapping[str, Any], *, cold: bool) -> Request:
     status: Status = "done" if sample.get("status") == "ok" else "failed"
     number = int(_number(sample, "index") or 0) + 1
     warnings = [f"{sample.get('status')}: {_text(sample.get('why'))}"] if status != "done" else []
-    common = {
+    common: dict[str, Any] = {
         "index": index, "lines": (number, number), "first_of_life": cold, "warmed": not cold,
         "ttft_ms": _edge(sample, "first_token"),
     }  # fmt: skip
@@ -116,7 +116,7 @@ def _traced(
     trace: Mapping[str, Any], sample: Mapping[str, Any], common: dict[str, Any], status: Status,
     warnings: list[str],
 ) -> Request:  # fmt: skip
-    values = {
+    values: dict[str, Any] = {
         key: _value(trace.get(key))
         for key in ("prompt", "reused", "read_planned", "read", "generated", "prompt_ms",
                     "decode_ms", "slots_lent", "slots_refilled")
