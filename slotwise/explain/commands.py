@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slotwise.errors import SlotwiseError, UsageError
+from slotwise.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 NOTHING = 3
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-ARM = click.Path(path_type=Path, exists=True)
 HTML = click.option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
@@ -70,8 +69,8 @@ def logs_command(logs: tuple[Path, ...], **options: Any) -> int:
 
 
 @explain_group.command("compare")
-@click.argument("arm_a", metavar="A", type=ARM)
-@click.argument("arm_b", metavar="B", type=ARM)
+@click.argument("arm_a", metavar="A")
+@click.argument("arm_b", metavar="[B]", required=False)
 @click.option(
     "--force-compare",
     is_flag=True,
@@ -87,19 +86,19 @@ def logs_command(logs: tuple[Path, ...], **options: Any) -> int:
 @HTML
 @FORCE
 @JSON
-def compare_command(arm_a: Path, arm_b: Path, **options: Any) -> None:
+def compare_command(arm_a: str, arm_b: str | None, **options: Any) -> None:
     """Which phases moved from A to B, by how much, which did not, and what stays unexplained.
 
-    A and B are logs, or folders of logs of one arm each.
+    A and B are logs, folders of logs of one arm each, or arms of ladder records, as RECORD:ARM. A
+    record alone stands for its only arm, or, without B, for its two.
     """
-    from slotwise.explain import json_out, report
+    from slotwise.explain import arms, json_out, report
     from slotwise.explain.compare import compare
     from slotwise.explain.margin import Margin
 
     margin = Margin.parse(options["margin"])
-    names = (arm_a.name, arm_b.name) if arm_a.name != arm_b.name else (str(arm_a), str(arm_b))
-    a, b = (_read(_files(arm)) for arm in (arm_a, arm_b))
-    result = compare(a, b, names=names, force=options["force_compare"], margin=margin)
+    (name_a, a), (name_b, b) = arms.two_arms(arm_a, arm_b)
+    result = compare(a, b, names=(name_a, name_b), force=options["force_compare"], margin=margin)
     if options["html"] is not None:
         from slotwise.explain.html import comparison_page
 
@@ -111,12 +110,12 @@ def compare_command(arm_a: Path, arm_b: Path, **options: Any) -> None:
 
 
 @explain_group.command("levers")
-@click.argument("logs", type=ARM, nargs=-1, required=True)
+@click.argument("logs", nargs=-1, required=True)
 @click.option(
     "--with",
     "with_arm",
-    type=ARM,
-    help="Log or folder of an arm that has the lever on: predicted against measured.",
+    metavar="ARM",
+    help="Log, folder or RECORD:ARM of an arm that has the lever on: predicted against measured.",
 )
 @click.option(
     "--lever",
@@ -129,11 +128,11 @@ def compare_command(arm_a: Path, arm_b: Path, **options: Any) -> None:
 @FORCE
 @JSON
 def levers_command(
-    logs: tuple[Path, ...], with_arm: Path | None, lever_key: str, off: tuple[str, ...],
+    logs: tuple[str, ...], with_arm: str | None, lever_key: str, off: tuple[str, ...],
     **options: Any,
 ) -> int:  # fmt: skip
     """What the time to the first token would have been with a phase off the path."""
-    from slotwise.explain import json_out, report
+    from slotwise.explain import arms, json_out, report
     from slotwise.explain.levers import LEVERS, predict_levers
 
     known = {lever.key for lever in LEVERS} | {f"off:{phase}" for phase in off}
@@ -147,12 +146,13 @@ def levers_command(
         raise UsageError(
             "--with needs to know which lever that arm has on", next_step="Add --lever."
         )
+    name, with_lever = ("", None) if with_arm is None else arms.one_arm(with_arm)
     result = predict_levers(
-        _read([f for log in logs for f in _files(log)]),
+        arms.together([reading for log in logs for _, reading in [arms.one_arm(log)]]),
         off=tuple(dict.fromkeys(off)),
-        with_lever=None if with_arm is None else _read(_files(with_arm)),
+        with_lever=with_lever,
         lever_key=lever_key,
-        arm="" if with_arm is None else with_arm.name,
+        arm=name,
     )
     if options["html"] is not None:
         from slotwise.explain.html import levers_page
@@ -180,7 +180,8 @@ def _show(reading: Reading, options: dict[str, Any]) -> int:
 
         _write_page(page(result), options["html"], force=options["force"])
     if options["as_json"]:
-        _write(json_out.dumps(json_out.explained_document(result)))
+        sys.stdout.buffer.writelines(p.encode("utf-8") for p in json_out.explained_pieces(result))
+        sys.stdout.buffer.flush()
     elif options["unknown"]:
         _print(report.unknown_lines(reading))
     elif options["html"] is None:
@@ -206,7 +207,8 @@ def _follow(logs: Sequence[Path], options: dict[str, Any]) -> int:
             next_step="Leave out --json, --html, --join and --unknown.",
         )
     console = Console()
-    live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+    # what is taller than the terminal could not be drawn over again: cut while it changes
+    live = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis", transient=True)
     tables = (
         report.explained(explain(reading), per_request=options["per_request"])
         for reading in follow_files(logs)
@@ -216,9 +218,14 @@ def _follow(logs: Sequence[Path], options: dict[str, Any]) -> int:
             console.print(table)
             sys.stdout.flush()
         return 0
-    with live:
-        for table in tables:
-            live.update(table, refresh=True)
+    last: RenderableType = ""
+    try:
+        with live:
+            for table in tables:
+                last = table
+                live.update(table, refresh=True)
+    finally:
+        console.print(last)
     return 0
 
 
@@ -226,16 +233,6 @@ def _read(logs: Sequence[Path]) -> Reading:
     from slotwise.explain.readers import read_files
 
     return read_files(logs)
-
-
-def _files(arm: Path) -> list[Path]:
-    """A file, or the files of a folder by name."""
-    if arm.is_file():
-        return [arm]
-    files = sorted(p for p in arm.iterdir() if p.is_file() and not p.name.startswith("."))
-    if not files:
-        raise SlotwiseError(f"{arm.name}: an empty folder", next_step="Give a folder with logs.")
-    return files
 
 
 def _write_page(text: str, path: Path, *, force: bool) -> None:

@@ -293,11 +293,12 @@ def _why_not(lever: Lever, requests: Sequence[Request]) -> str:
 
 def _own_groups(reading: Reading) -> list[Matched]:
     groups = []
+    warm = {id(r) for r in used(reading)}
     for life in reading.lives:
-        by_index = {r.index: r for r in life.requests}
+        by_index = {r.index: r for r in life.requests if id(r) in warm}
         for g in group_requests(life.requests):
-            if g.used:
-                members = tuple(by_index[i] for i in g.used)
+            members = tuple(by_index[i] for i in g.used if i in by_index)
+            if members:
                 groups.append(Matched(label=g.label, a=members, b=()))
     return groups
 
