@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
+from slotwise.engine.forecast import Forecaster, Read, expected_bytes
 from slotwise.engine.loading import Loaded
 from slotwise.experts.lending import Loan as PoolLoan
+from slotwise.experts.refill import RefillBooks
 from slotwise.experts.stats import StageStats, Stats
 from slotwise.trace.lanes import LaneLog
-from slotwise.trace.ledger import LedgerRecord, Status
+from slotwise.trace.ledger import Ledger, LedgerRecord, Status
 from slotwise.trace.record import (
+    Conversation,
     DecodeTally,
     Edges,
     ExpertCounts,
+    Forecast,
     Loan,
     Refill,
     RequestRecord,
@@ -22,13 +30,22 @@ from slotwise.trace.record import (
 class RequestBooks:
     """Collects what happens to one request."""
 
-    def __init__(self, name: str, loaded: Loaded, *, prompt: int, reused: int) -> None:
+    def __init__(self, name: str, loaded: Loaded, forecaster: Forecaster) -> None:
         self.name = name
-        self.prompt, self.reused, self.read, self.generated = prompt, reused, 0, 0
+        self.prompt = self.reused = self.read = self.generated = 0
+        self.conversation: Conversation | None = None
         self.loan: PoolLoan | None = None
+        self.refill: RefillBooks | None = None
+        """Of this request's loan; written on after the request has ended."""
         self.ledger: LedgerRecord | None = None
         self.tally: DecodeTally | None = None
-        self._loaded = loaded
+        self._loaded, self._forecaster = loaded, forecaster
+        self._planned: Read | None = None
+        self._missing_bytes, self._forecast = 0.0, Forecast()
+        self.begin()
+
+    def begin(self) -> None:
+        """The request's turn has come: what happened before is not its doing."""
         self._before = self._stats()
 
     def _stats(self) -> Stats:
@@ -38,6 +55,41 @@ class RequestBooks:
     def so_far(self) -> Stats:
         """Expert counters of this request."""
         return self._stats() - self._before
+
+    def foretell(self, ledger: Ledger) -> None:
+        """Before the read: how long until the first token, by what earlier requests took."""
+        settings, experts = self._loaded.settings, self._loaded.experts
+        n = max(0, self.prompt - self.reused - 1)
+        planned = Read(tokens=n, start=self.reused, chunk=min(settings.chunk, settings.context))
+        if experts is not None:
+            layout, pool = experts.layout, experts.pool
+            self._missing_bytes = expected_bytes(
+                planned.chunks,
+                experts.policy.heat,
+                pool.table >= 0,
+                np.array([c.slot_bytes for c in layout.classes])[list(layout.class_of)],
+                layout.n_used,
+            )
+        self._planned = planned
+        so_far = sum(ledger.so_far().values())
+        self._forecast = self._forecaster.forecast(
+            planned, so_far_ns=so_far, missing_bytes=self._missing_bytes
+        )
+
+    def _checked_forecast(self, ledger: LedgerRecord, stats: Stats) -> Forecast:
+        """The forecast beside what happened, which later ones learn from."""
+        if ledger.status != "done" or self._planned is None:
+            return self._forecast
+        self._forecaster.learn(
+            self._planned,
+            ledger,
+            missing_bytes=self._missing_bytes,
+            bytes_read=stats.read.bytes_read,
+        )
+        foretold = self._forecast.time_to_first_token_ns
+        if foretold is None:
+            return self._forecast
+        return replace(self._forecast, error_ns=ledger.wall_ns - foretold)
 
     def record(
         self, status: Status, lanes: LaneLog, *, edges: Edges | None = None
@@ -55,11 +107,13 @@ class RequestBooks:
             tokens=Tokens(
                 prompt=self.prompt, reused=self.reused, read=self.read, generated=self.generated
             ),
+            conversation=self.conversation,
             loan=self._loan(stats),
-            refill=self._refill(stats),
+            refill=self._refill(),
+            forecast=self._checked_forecast(self.ledger, stats),
             decode=self.tally.record() if self.tally else None,
             prefill_experts=_counts(stats.read),
-            refill_experts=ExpertCounts(bytes=stats.refill_bytes),
+            refill_experts=ExpertCounts(bytes=self.refill.bytes if self.refill else 0),
             decode_experts=_counts(stats.decode),
             lanes=window.lanes,
             lanes_complete=window.complete,
@@ -70,19 +124,29 @@ class RequestBooks:
         if self.loan is None:
             return None
         nbytes = sum(length for _, length in self.loan.extents)
-        return Loan(slots=self.loan.slots, bytes=nbytes, read_misses=stats.loan_misses)
+        return Loan(
+            slots=self.loan.slots,
+            bytes=nbytes,
+            read_misses=stats.read.loan_misses,
+            decode_misses=stats.decode.loan_misses,
+            forgotten=self.loan.price.experts_forgotten,
+        )
 
-    def _refill(self, stats: Stats) -> Refill | None:
+    def _refill(self) -> Refill | None:
         experts = self._loaded.experts
         if experts is None or self.loan is None:
             return None
+        if (books := self.refill) is None:
+            none = dict.fromkeys(("slots", "bytes", "lane_ns", "waited_ns", "saved_misses"), 0)
+            return Refill(policy=experts.refill_mode, **none)
         return Refill(
             policy=experts.refill_mode,
-            slots=stats.refill_slots,
-            bytes=stats.refill_bytes,
-            lane_ns=stats.refill_ns,
-            waited_ns=stats.refill_waited_ns,
-            saved_misses=stats.refill_hits,
+            slots=books.done,
+            bytes=books.bytes,
+            lane_ns=books.ns,
+            waited_ns=books.waited_ns,
+            saved_misses=books.saved_misses,
+            end=books.end,
         )
 
 

@@ -72,7 +72,7 @@ class Request:
         self._engine, self._loaded = engine, engine.loaded
         self._ledger, self._cancel = ledger or Ledger(), cancel or threading.Event()
         self._extras = extras or Extras()
-        self._books = RequestBooks(name, engine.loaded, prompt=0, reused=0)
+        self._books = RequestBooks(name, engine.loaded, engine.forecaster)
         self._books.ledger = closed
         self._error: str | None = None
         self._layers_begun = 0
@@ -108,6 +108,7 @@ class Request:
                 next_step="Read its steps to the end or close them first.",
             )
         self._engine.running = self
+        self._books.begin()
         if self._loaded.experts:
             self._loaded.experts.watch(self._check)
 
@@ -121,6 +122,7 @@ class Request:
         if loaded.experts and loaded.experts.refill_mode == "blocking":
             with ledger.phase("refill"):
                 loaded.experts.refill()
+                books.refill = loaded.experts.refill_books if books.loan else None
         with ledger.phase("first_window"):
             self._check()
             logits = self._engine.window(prompt[-1], len(prompt) - 1)
@@ -128,10 +130,10 @@ class Request:
             return self._step(sampler, logits, first=True)
 
     def _look_up(self, prompt: Sequence[int]) -> None:
+        found = self._engine.conversations.enter(prompt, self._ledger, reuse=self._extras.reuse)
+        self._books.conversation, self._books.reused = found, found.reused
         with self._ledger.phase("lookup"):
-            if not self._extras.reuse:
-                self._loaded.state.clear()
-            self._books.reused = self._loaded.state.reuse(prompt)
+            self._books.foretell(self._ledger)
 
     def _step(self, sampler: Sampler, logits: np.ndarray, *, first: bool) -> Step:
         token = sampler.sample(logits)
@@ -173,6 +175,7 @@ class Request:
         experts = self._loaded.experts
         if experts and experts.refill_mode == "deferred" and self._books.loan is not None:
             experts.refill()
+            self._books.refill = experts.refill_books
 
     def _decode(
         self,
@@ -230,5 +233,7 @@ class Request:
         books, tracing = self._books, self._engine.tracing
         record = books.record(status, tracing.lanes, edges=self._extras.edges())
         self._engine.last_record = record
-        tracing.end(record, books.loan, self._loaded.experts, error or self._error)
+        tracing.end(
+            record, books.loan, self._loaded.experts, error or self._error, refill=books.refill
+        )
         self._engine.on_record(record)

@@ -9,6 +9,7 @@ from slotwise.engine.loading import Loaded
 from slotwise.engine.records import settings_record
 from slotwise.experts.lending import Loan
 from slotwise.experts.loader import Experts
+from slotwise.experts.refill import RefillBooks
 from slotwise.trace import (
     Header,
     LaneLog,
@@ -17,6 +18,7 @@ from slotwise.trace import (
     Note,
     PoolFill,
     RefillDone,
+    RefillTotal,
     RequestEnd,
     RequestRecord,
     RequestStart,
@@ -32,6 +34,8 @@ class Tracing:
     def __init__(self) -> None:
         self.lanes = LaneLog()
         self.sink: TraceSink | None = None
+        self._refill: tuple[str, RefillBooks] | None = None
+        """The latest request with a refill, and the refill's books."""
 
     def on_event(self, name: str, **fields: object) -> None:
         """Called by the I/O lanes for every read."""
@@ -89,11 +93,17 @@ class Tracing:
         loan: Loan | None,
         experts: Experts | None,
         error: str | None,
+        *,
+        refill: RefillBooks | None = None,
     ) -> None:
         """Writes the end of a request and everything before it to disk."""
         if self.sink is None:
             return
         at = CLOCK()
+        if self._refill is not None and self._refill[1].superseded:
+            self._end_refill(at)
+        if refill is not None:
+            self._refill = record.request, refill
         if loan is not None and record.loan is not None:
             self.sink.emit(
                 LoanMade(
@@ -117,7 +127,7 @@ class Tracing:
                 )
             )
         if experts is not None:
-            self.sink.emit(_pool_fill(at, experts))
+            self.sink.emit(pool_fill(at, experts))
         self.sink.take_lanes(self.lanes)
         self.sink.emit(
             RequestEnd(
@@ -129,13 +139,34 @@ class Tracing:
             )
         )
 
+    def _end_refill(self, at_ns: int) -> None:
+        """Writes what became of a request's refill after that request had ended."""
+        if self.sink is None or self._refill is None:
+            return
+        (request, books), self._refill = self._refill, None
+        self.sink.emit(
+            RefillTotal(
+                request=request,
+                at_ns=books.end_ns or at_ns,
+                end=books.end,
+                slots=books.done,
+                failed=books.failed,
+                bytes=books.bytes,
+                lane_ns=books.ns,
+                waited_ns=books.waited_ns,
+                saved_misses=books.saved_misses,
+            )
+        )
+
     def close(self) -> None:
         if self.sink is not None:
+            self._end_refill(CLOCK())
             self.sink.close()
             self.sink = None
 
 
-def _pool_fill(at_ns: int, experts: Experts) -> PoolFill:
+def pool_fill(at_ns: int, experts: Experts) -> PoolFill:
+    """Where the expert slots are at this moment."""
     counts = [experts.pool.counts(region.index) for region in experts.pool.regions]
     return PoolFill(
         at_ns=at_ns,

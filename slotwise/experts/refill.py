@@ -9,6 +9,7 @@ All methods expect the lock of the I/O lanes to be held.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Literal, get_args
 
 import numpy as np
@@ -21,6 +22,34 @@ REFILL_MODES: tuple[str, ...] = get_args(RefillMode)
 
 PLAN_READS = 64
 """A refill looks at the heat again after so many reads: decode goes on meanwhile."""
+
+
+RefillEnd = Literal["running", "full", "cut_short"]
+
+
+@dataclass(eq=False, kw_only=True)
+class RefillBooks:
+    """What one refill did. It belongs to the request whose loan it fills again, and goes on being
+    written after that request has ended, until the next loan."""
+
+    purpose: str
+    done: int = 0
+    failed: int = 0
+    bytes: int = 0
+    """Read from the slow tier."""
+    filled_bytes: int = 0
+    """Of the slots filled."""
+    ns: int = 0
+    """Sum of the durations of its reads; they ran beside the engine."""
+    waited_ns: int = 0
+    """Time the engine stood still for it."""
+    saved_misses: int = 0
+    """Experts it brought back that were then used."""
+    end: RefillEnd = "running"
+    """`full`: it found nothing more to fill; `cut_short`: the next loan came first."""
+    end_ns: int | None = None
+    superseded: bool = False
+    """The next loan was made: nothing in these books changes any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,23 +80,30 @@ class Refill:
         self._reset("refill", lanes=0)
 
     def _reset(self, purpose: str, *, lanes: int) -> None:
-        self.purpose, self._lanes = purpose, lanes
+        self._lanes = lanes
         self._plan: list[int] = []
         self._failed: set[int] = set()
-        self.done = self.bytes = self.filled_bytes = self.ns = self.waited_ns = 0
+        self.books = RefillBooks(purpose=purpose)
 
     def start(self, purpose: str, *, lanes: int) -> int:
         """Begins to fill on so many lanes; returns the bytes of the slots it can fill."""
         self._reset(purpose, lanes=lanes)
         to_fill = self._to_fill()
         self.active, self.paused = any(to_fill), False
+        if not self.active:
+            self._end("full")
         per_class = zip(to_fill, self.pool.regions, strict=True)
         return sum(n * region.slot_bytes for n, region in per_class)
 
     def stop(self) -> None:
         """Starts no more reads; what is in flight ends by itself."""
+        if self.active:
+            self._end("cut_short")
         self.active = False
         self._plan.clear()
+
+    def _end(self, how: RefillEnd) -> None:
+        self.books.end, self.books.end_ns = how, perf_counter_ns()
 
     def next_read(self) -> Read | None:
         """The hottest expert that still lacks a slot, with a free slot reserved for it."""
@@ -78,32 +114,37 @@ class Refill:
             slot = self._reserve(moe_index, expert)
             if slot is not None:
                 self._in_flight += 1
-                return Read(moe_index=moe_index, expert=expert, slot=slot, purpose=self.purpose)
-        self.active = self._in_flight > 0
+                purpose = self.books.purpose
+                return Read(moe_index=moe_index, expert=expert, slot=slot, purpose=purpose)
+        if not self._in_flight:
+            self.active = False
+            self._end("full")
         return None
 
     def settled(self, read: Read) -> None:
         """One of its reads is done or has failed (a failed one is not tried again)."""
+        books = self.books
         self._in_flight -= 1
-        self.ns += read.ns
+        books.ns += read.ns
         if read.state is ReadState.DONE:
-            self.done += 1
-            self.bytes += read.nbytes
-            self.filled_bytes += self.pool.region(read.moe_index).slot_bytes
+            books.done += 1
+            books.bytes += read.nbytes
+            books.filled_bytes += self.pool.region(read.moe_index).slot_bytes
         else:
+            books.failed += 1
             self._failed.add(self.pool.flat(read.moe_index, read.expert))
 
     def state(self) -> RefillState:
         """Where the latest refill stands."""
-        queued = sum(self._to_fill()) if self.active else 0
+        queued, books = sum(self._to_fill()) if self.active else 0, self.books
         return RefillState(
             active=self.active,
             queued=queued + self._in_flight,
-            done=self.done,
-            failed=len(self._failed),
-            bytes=self.bytes,
-            ns=self.ns,
-            waited_ns=self.waited_ns,
+            done=books.done,
+            failed=books.failed,
+            bytes=books.bytes,
+            ns=books.ns,
+            waited_ns=books.waited_ns,
         )
 
     def _to_fill(self) -> list[int]:
@@ -130,7 +171,7 @@ class Refill:
         flat = absent.reshape(-1)
         flat[[*pool.loading, *self._failed]] = False
         candidates = self._order[flat[self._order]]
-        look = min(n, PLAN_READS) if self.purpose == "refill" else candidates.size
+        look = min(n, PLAN_READS) if self.books.purpose == "refill" else candidates.size
         hottest = pool.policy.hottest(candidates, look)[:n]
         self._plan = candidates[hottest[::-1]].tolist()
         return bool(self._plan)

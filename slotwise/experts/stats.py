@@ -24,11 +24,31 @@ class StageStats(_Counters):
     hits: int = 0
     """Routed entries that no read was needed for."""
     misses: int = 0
-    """Distinct experts that had to be waited for."""
+    """Distinct experts that had to be waited for, if only for the rest of their read."""
     bytes_read: int = 0
     """From the slow tier, as the store counts them."""
     wait_ns: int = 0
     """Time the engine stood still until a read was done."""
+    loan_misses: int = 0
+    """Misses on experts which the latest loan had forgotten: what the loan cost."""
+
+
+@dataclass
+class AheadStats(_Counters):
+    """Look-ahead in decode, in experts. Those begun are used, wasted, or still to be told."""
+
+    windows: int = 0
+    """Windows that looked ahead: the proof that it was engaged."""
+    predicted: int = 0
+    """Absent experts that were named for the next layer."""
+    called_off: int = 0
+    """Of those, what no lane had begun when that layer's router had chosen."""
+    used: int = 0
+    late: int = 0
+    """Used, but the engine had to wait for the rest of the read."""
+    wasted: int = 0
+    bytes: int = 0
+    """From the slow tier; part of the decode stage's."""
 
 
 @dataclass
@@ -37,8 +57,11 @@ class Stats(_Counters):
 
     read: StageStats = field(default_factory=StageStats)
     decode: StageStats = field(default_factory=StageStats)
+    ahead: AheadStats = field(default_factory=AheadStats)
     warm_slots: int = 0
     warm_bytes: int = 0
+    warm_ns: int = 0
+    """Time it took to fill the pool at the start, all lanes reading."""
     refill_slots: int = 0
     refill_bytes: int = 0
     refill_ns: int = 0
@@ -51,12 +74,10 @@ class Stats(_Counters):
     forgotten_experts: int = 0
     moved_slots: int = 0
     moved_bytes: int = 0
-    loan_misses: int = 0
-    """Misses on experts which the latest loan had forgotten: what the loan cost."""
     evictions: int = 0
     failed_reads: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain dict, nanoseconds and bytes as named."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        return plain | {stage: dict(vars(plain[stage])) for stage in ("read", "decode")}
+        return plain | {stage: dict(vars(plain[stage])) for stage in ("read", "decode", "ahead")}

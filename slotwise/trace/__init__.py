@@ -13,6 +13,7 @@ from slotwise.trace.events import (
     PhaseSpan,
     PoolFill,
     RefillDone,
+    RefillTotal,
     RequestEnd,
     RequestStart,
     TraceEnd,
@@ -23,10 +24,12 @@ from slotwise.trace.ledger import PHASES, Ledger, LedgerRecord, PhaseRecord, Sta
 from slotwise.trace.perfetto import export_perfetto
 from slotwise.trace.reader import Trace, read_trace
 from slotwise.trace.record import (
+    Conversation,
     DecodeRecord,
     DecodeTally,
     Edges,
     ExpertCounts,
+    Forecast,
     Loan,
     Refill,
     RequestRecord,
@@ -37,11 +40,13 @@ from slotwise.trace.sinks import TraceSink
 
 __all__ = [
     "PHASES",
+    "Conversation",
     "DecodeRecord",
     "DecodeTally",
     "Edges",
     "Event",
     "ExpertCounts",
+    "Forecast",
     "Header",
     "LaneLog",
     "LaneSpan",
@@ -59,6 +64,7 @@ __all__ = [
     "PoolFill",
     "Refill",
     "RefillDone",
+    "RefillTotal",
     "RequestEnd",
     "RequestRecord",
     "RequestStart",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 from slotwise.trace.ledger import CLOCK, CLOCK_NAME, Status
-from slotwise.trace.record import RequestRecord, Settings
+from slotwise.trace.record import RefillEnd, RequestRecord, Settings
 
 TRACE_SCHEMA = "slotwise.trace/v1"
 
@@ -99,7 +99,7 @@ class LoanMade:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefillDone:
-    """A refill ended, in full or cut short by the next loan."""
+    """What the refill of a request's loan had done when that request ended."""
 
     type: ClassVar[str] = "refill"
     request: str
@@ -109,6 +109,25 @@ class RefillDone:
     slots: int
     bytes: int
     waited_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefillTotal:
+    """What became of a request's refill, also after the request ended: written once the next
+    loan was made, or at the end of the trace. Takes the place of the numbers in its record."""
+
+    type: ClassVar[str] = "refill_done"
+    request: str
+    at_ns: int
+    """When the refill ended: nothing more to fill, or the next loan."""
+    end: RefillEnd
+    """`full`, `cut_short`, or `running` at the end of the trace."""
+    slots: int
+    failed: int
+    bytes: int
+    lane_ns: int
+    waited_ns: int
+    saved_misses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +194,7 @@ Event: TypeAlias = (
     | LaneWork
     | LoanMade
     | RefillDone
+    | RefillTotal
     | WindowDone
     | PoolFill
     | RequestEnd
@@ -187,6 +207,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     LaneWork,
     LoanMade,
     RefillDone,
+    RefillTotal,
     WindowDone,
     PoolFill,
     RequestEnd,

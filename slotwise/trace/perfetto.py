@@ -20,6 +20,7 @@ from slotwise.trace.events import (
     PhaseSpan,
     PoolFill,
     RefillDone,
+    RefillTotal,
     RequestEnd,
     WindowDone,
 )
@@ -116,6 +117,8 @@ def _slices(event: Event, tracks: _Tracks) -> list[Slice]:
         case RefillDone():
             args = encode_fields(event)
             return [tracks.slice("refill", event.policy, event.start_ns, event.end_ns, args)]
+        case RefillTotal():
+            return [tracks.instant("refill", event.end, event.at_ns, encode_fields(event))]
         case PoolFill():
             values = {k: v for k, v in encode_fields(event).items() if k != "at_ns"}
             return [tracks.counter("expert slots", event.at_ns, values)]

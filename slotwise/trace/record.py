@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from slotwise.trace.codec import Record, derived, measured, optional
 from slotwise.trace.lanes import LaneTotal
@@ -19,7 +19,10 @@ FIRST_TOKENS = 64
 """The stretch of an answer over which refill policies are compared, its first token included."""
 
 _NOT_REACHED = "no response reached this edge (run in this process, or ended before)"
+RefillEnd = Literal["none", "running", "full", "cut_short"]
+
 _NOT_COUNTED = "nobody counted this"
+_NO_FORECAST = "no earlier request of this engine to learn the rates from"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,31 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """What was known of the prompt, and what keeping conversations cost this request."""
+
+    mode: str
+    """`off`, `on`, or `shadow`: does the work of `on` and throws away what it finds."""
+    engaged: int = field(default=0, metadata=measured())
+    """Lookups made. 0 where the mode is `off`: the counter that proves which arm this was."""
+    matched: int = field(default=0, metadata=measured())
+    """Prompt tokens whose rows were found, whether or not they were used."""
+    live: int = field(default=0, metadata=measured())
+    """Of them in the state; `parked` counts from the start too."""
+    parked: int = field(default=0, metadata=measured())
+    reused: int = field(default=0, metadata=measured())
+    restored_bytes: int = field(default=0, metadata=measured())
+    restored_disk_bytes: int = field(default=0, metadata=measured())
+    checkpoint_tokens: int = field(default=0, metadata=measured())
+    """Parked while this request waited, because it would have written over them."""
+    checkpoint_bytes: int = field(default=0, metadata=measured())
+    idle_checkpoint_tokens: int = field(default=0, metadata=measured())
+    """Parked between the request before this one and this one, while nobody waited."""
+    idle_checkpoint_bytes: int = field(default=0, metadata=measured())
+    idle_ns: int = field(default=0, metadata=measured())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loan:
     """Expert slots lent to the prompt read, and what that cost the read."""
 
@@ -59,21 +87,44 @@ class Loan:
     bytes: int = field(metadata=measured())
     read_misses: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
     """Misses of the read on experts that were resident until the loan took their slots."""
+    decode_misses: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
+    """Such misses after the read: what the refill did not bring back in time."""
+    forgotten: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
+    """Experts that lost their slot; the others of the lent slots were moved, or there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refill:
-    """Lent slots filled again. `slots` is the counter that proves the policy really acted."""
+    """Lent slots filled again, as far as it had come when the request ended; a trace says at the
+    next loan what came of it (`events.RefillTotal`). `slots` proves that the policy acted."""
 
     policy: str
     slots: int = field(metadata=measured())
     bytes: int = field(metadata=measured())
     lane_ns: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
-    """From the first to the last refilled slot, on the refill's own lane."""
+    """Sum of the durations of its reads, beside the engine."""
     waited_ns: int = field(metadata=measured())
     """Time the request stood still for it before its first token."""
     saved_misses: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
-    """Decode hits on experts that the refill had brought back."""
+    """Experts the refill had brought back that decode then used."""
+    end: RefillEnd = "none"
+    """`none` was begun, still `running` when the request ended, `full`, or `cut_short` by a loan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The time to the first token as foretold before the read, from earlier requests' rates."""
+
+    time_to_first_token_ns: int | None = field(default=None, metadata=derived(null=_NO_FORECAST))
+    read_compute_ns: int | None = field(default=None, metadata=derived(null=_NO_FORECAST))
+    read_wait_ns: int | None = field(default=None, metadata=derived(null=_NO_FORECAST))
+    """Standing still for experts, after what the compute hides."""
+    read_bytes: int | None = field(default=None, metadata=derived(null=_NO_FORECAST))
+    """Experts the read has to fetch from the slow tier."""
+    error_ns: int | None = field(
+        default=None, metadata=derived(null="no forecast, or no first token to check it against")
+    )
+    """What it took, minus what was foretold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +190,12 @@ class RequestRecord(Record):
     ledger: LedgerRecord
     edges: Edges = Edges()
     tokens: Tokens
+    conversation: Conversation | None = field(
+        default=None, metadata=optional("the request ended before its conversation was looked up")
+    )
     loan: Loan | None = field(default=None, metadata=optional("no expert slots were lent"))
     refill: Refill | None = field(default=None, metadata=optional("there was nothing to refill"))
+    forecast: Forecast = Forecast()
     decode: DecodeRecord | None = field(
         default=None, metadata=optional("nothing was decoded after the first token")
     )

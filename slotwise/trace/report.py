@@ -35,6 +35,8 @@ def where_time_went(record: RequestRecord) -> RenderableType:
     if ledger.counted_twice_ns:
         warning = f"DEFECT: {ledger.counted_twice_ns} ns were counted twice; do not use this table"
         parts.append(Text(warning, style="bold red"))
+    if lines := cost_lines(record):
+        parts.append(Text("\n".join(lines)))
     if record.lanes:
         note = "" if record.lanes_complete else " (lower bounds)"
         heading = f"On the lanes meanwhile: overlapped, not part of the sum{note}"
@@ -79,6 +81,30 @@ class Bar:
             yield Segment("#" * round(self.share * _BAR_WIDTH))
         else:
             yield Segment("█" * whole + _EIGHTHS[rest].strip())
+
+
+def cost_lines(record: RequestRecord) -> list[str]:
+    """What the loan cost, what became of the refill, and how good the forecast was."""
+    lines, loan, refill, forecast = [], record.loan, record.refill, record.forecast
+    if loan is not None:
+        lines.append(
+            f"Loan: {loan.slots:,} expert slots ({_mib(loan.bytes)} MiB); it cost the read "
+            f"{_count(loan.read_misses)} misses, decode {_count(loan.decode_misses)}"
+        )
+    if refill is not None:
+        state = {"running": ", not finished yet", "cut_short": ", cut short"}.get(refill.end)
+        lines.append(
+            f"Refill ({refill.policy}): {refill.slots:,} expert slots ({_mib(refill.bytes)} MiB)"
+            f"{state or ''}; waited {_ms(refill.waited_ns)} ms, "
+            f"saved {_count(refill.saved_misses)} misses"
+        )
+    if forecast.time_to_first_token_ns is not None and forecast.error_ns is not None:
+        share = forecast.error_ns / forecast.time_to_first_token_ns
+        lines.append(
+            f"Forecast before the read: {_ms(forecast.time_to_first_token_ns)} ms; "
+            f"it took {share:+.1%}"
+        )
+    return lines
 
 
 def _title(record: RequestRecord) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from slotwise.explain.readers.slotwise_trace import SlotwiseTraceReader
 from slotwise.explain.record import Life
 from slotwise.trace import (
     DecodeTally,
+    Forecast,
     Header,
     LaneTotal,
     Ledger,
     Loan,
     ModelShape,
     Refill,
+    RefillTotal,
     RequestEnd,
     RequestRecord,
     RequestStart,
@@ -137,3 +140,42 @@ def test_names_and_texts_do_not_leave(tmp_path: Path) -> None:
     assert "secret" not in out
     assert "alice" not in out
     assert "(2 times)" in out
+
+
+def test_a_refill_that_went_on_after_its_request_is_counted_in_full(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    sink = TraceSink(
+        path, Header(engine_version="0.1.0", model=ModelShape(file="m.gguf", arch="a", layers=1))
+    )
+    for name in ("r1", "r2"):
+        sink.emit(RequestStart(request=name, start_ns=0))
+        request = dataclasses.replace(
+            record(),
+            request=name,
+            loan=Loan(slots=225, bytes=4096, read_misses=7, decode_misses=2),
+            forecast=Forecast(time_to_first_token_ns=45 * MS, error_ns=5 * MS),
+        )
+        sink.emit(RequestEnd(request=name, at_ns=9, status="done", record=request))
+    sink.emit(
+        RefillTotal(
+            request="r1",
+            at_ns=99,
+            end="cut_short",
+            slots=211,
+            failed=1,
+            bytes=9999,
+            lane_ns=80 * MS,
+            waited_ns=0,
+            saved_misses=13,
+        )
+    )
+    sink.close()
+    first, second = read(path).requests
+    assert (first.slots_refilled.value, second.slots_refilled.value) == (211, 200)
+    facts = {name: fact.value for name, fact in first.facts.items()}
+    assert (facts["refill_saved_misses"], facts["refill_bytes"]) == (13, 9999)
+    assert (facts["refill_lane_ms"], facts["refill_failed"]) == (80, 1)
+    assert facts["refill_complete"] == 0
+    assert (facts["loan_read_misses"], facts["loan_decode_misses"]) == (7, 2)
+    assert (facts["forecast_ms"], facts["forecast_error_ms"]) == (45, 5)
+    assert "refill_complete" not in second.facts

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from slotwise.trace import LedgerRecord, PhaseRecord
-from slotwise.trace.report import Bar, side_by_side, to_json, where_time_went
+from slotwise.trace import Forecast, LedgerRecord, PhaseRecord
+from slotwise.trace.report import Bar, cost_lines, side_by_side, to_json, where_time_went
 from slotwise.trace.summary import comparison_rows, phase_rows
 
 
@@ -123,3 +123,22 @@ def test_json_is_one_document(make_record: Any, failed_record: Any, clock: Any) 
     assert json.loads(to_json(record)) == record.to_dict()
     both = json.loads(to_json([record, failed_record]))
     assert both == [record.to_dict(), failed_record.to_dict()]
+
+
+def test_a_loan_a_refill_and_a_forecast_have_a_line_each(make_record: Any, clock: Any) -> None:
+    record = make_record(clock)
+    loan = dataclasses.replace(record.loan, decode_misses=2)
+    refill = dataclasses.replace(record.refill, end="running", saved_misses=None)
+    forecast = Forecast(time_to_first_token_ns=20_000_000, error_ns=6_000_000)
+    record = dataclasses.replace(record, loan=loan, refill=refill, forecast=forecast)
+    assert cost_lines(record) == [
+        "Loan: 9 expert slots (0.0 MiB); it cost the read 3 misses, decode 2",
+        "Refill (deferred): 9 expert slots (0.0 MiB), not finished yet; waited 0.00 ms, "
+        "saved - misses",
+        "Forecast before the read: 20.00 ms; it took +30.0%",
+    ]
+    assert "it took +30.0%" in printed(where_time_went(record), width=120)
+
+
+def test_without_a_loan_and_a_forecast_there_is_no_line(failed_record: Any) -> None:
+    assert cost_lines(failed_record) == []

@@ -25,6 +25,7 @@ from slotwise.trace import (
     PhaseSpan,
     PoolFill,
     RefillDone,
+    RefillTotal,
     RequestEnd,
     RequestStart,
     Trace,
@@ -60,6 +61,19 @@ def write_everything(sink: TraceSink, record: Any) -> None:
             slots=9,
             bytes=36864,
             waited_ns=0,
+        )
+    )
+    sink.emit(
+        RefillTotal(
+            request="1",
+            at_ns=28,
+            end="full",
+            slots=12,
+            failed=0,
+            bytes=49152,
+            lane_ns=9,
+            waited_ns=0,
+            saved_misses=3,
         )
     )
     sink.emit(Note(at_ns=7, code="no-o-direct", text="/mnt/a/x.gguf: tmpfs has no O_DIRECT"))
