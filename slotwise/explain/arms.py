@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slotwise.errors import SlotwiseError, UsageError
+from slotwise.explain import progress
 from slotwise.explain.readers import read_files
 from slotwise.explain.readers.ladder_record import FIRST
 from slotwise.explain.record import Life, Reading
@@ -18,7 +19,7 @@ def two_arms(a: str, b: str | None) -> tuple[Named, Named]:
     """Two arms, named so that they can be told apart. One ladder record may hold both."""
     if b is None:
         path, _ = _split(a)
-        held = _arms(read_files([path]), path) if path.is_file() else {}
+        held = _arms(_read([path]), path) if path.is_file() else {}
         if len(held) != 2 or str(path) != a:
             found = f"holds {len(held)} arms" if held else "is no ladder record"
             raise UsageError(
@@ -40,8 +41,8 @@ def one_arm(text: str) -> Named:
             raise SlotwiseError(
                 f"{path.name}: an empty folder", next_step="Give a folder with logs."
             )
-        return path.name, read_files(files)
-    reading = read_files([path])
+        return path.name, _read(files)
+    reading = _read([path])
     held = _arms(reading, path)
     if not held and not arm:
         return path.name, reading
@@ -69,6 +70,11 @@ def together(readings: Sequence[Reading]) -> Reading:
         files=tuple(name for r in readings for name in r.files),
         unreadable=tuple(name for r in readings for name in r.unreadable),
     )
+
+
+def _read(files: Sequence[Path]) -> Reading:
+    with progress.reading(files):
+        return read_files(files)
 
 
 def _arms(reading: Reading, path: Path) -> dict[str, Reading]:

@@ -230,9 +230,11 @@ def _follow(logs: Sequence[Path], options: dict[str, Any]) -> int:
 
 
 def _read(logs: Sequence[Path]) -> Reading:
+    from slotwise.explain import progress
     from slotwise.explain.readers import read_files
 
-    return read_files(logs)
+    with progress.reading(logs):
+        return read_files(logs)
 
 
 def _write_page(text: str, path: Path, *, force: bool) -> None:
