@@ -14,8 +14,10 @@ from browser import opened
 from explain import made
 
 from slotwise.explain import drawing
-from slotwise.explain.html import MOST_WATERFALLS, page
-from slotwise.explain.record import Life, Value
+from slotwise.explain.compare import compare
+from slotwise.explain.html import MOST_WATERFALLS, comparison_page, levers_page, page
+from slotwise.explain.levers import predict_levers
+from slotwise.explain.record import Life, Reading, Value
 from slotwise.explain.summary import explain, summarise
 
 
@@ -238,6 +240,107 @@ def test_there_are_words_for_every_picture(drawn: Any) -> None:
     assert named
     assert drawn.evaluate("document.querySelectorAll('.bounded-piece').length") == 1
     assert drawn.evaluate("document.querySelectorAll('.missing-piece').length") == 1
+
+
+def test_every_bar_says_what_it_is_by_keyboard(drawn: Any) -> None:
+    drawn.evaluate("document.activeElement.blur()")
+    hits = drawn.locator(".fall .hit")
+    assert hits.count() == drawn.locator(".fall .piece").count()
+    hit = hits.first
+    assert not hit.locator(".tip").is_visible()
+    hit.focus()
+    assert hit.locator(".tip").is_visible()
+    assert hit.locator(".tip").inner_text() == hit.get_attribute("aria-label")
+
+
+def test_names_and_times_of_short_bars_are_in_the_list_below(drawn: Any) -> None:
+    listed = drawn.locator("article").first.locator(".key").first.inner_text()
+    for said in ("lend 2.00", "refill 0.0..200.0", "checkpoint -", "left over"):
+        assert said in listed
+
+
+# --- two arms, and levers
+
+
+def arm(**more: float) -> Reading:
+    return made.reading(made.life(made.ladder(**more)))
+
+
+@pytest.fixture(scope="module", params=[("light", 1100), ("dark", 390)], ids=str)
+def arms_drawn(
+    request: pytest.FixtureRequest, browser: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Any, Any]]:
+    scheme, width = request.param
+    folder = tmp_path_factory.mktemp("arms")
+    compared = compare(arm(), arm(rest=204.0, noise=9.0), names=("<a>.log", "b.log"))
+    levers = predict_levers(
+        arm(noise=5.0), with_lever=arm(refill=0.0, noise=4.0), lever_key="deferred-refill",
+        arm="deferred.log",
+    )  # fmt: skip
+    for name, text in (("c", comparison_page(compared)), ("l", levers_page(levers))):
+        parser = Balance()
+        parser.feed(text)
+        assert parser.open == []
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    c, v = ((folder / f"{name}.html").as_uri() for name in "cl")
+    with (
+        opened(browser, c, width=width, scheme=scheme) as first,
+        opened(browser, v, width=width, scheme=scheme) as second,
+    ):
+        yield first, second
+
+
+ROWS = """() => [...document.querySelectorAll('.forest')].map(f => {
+  const x = e => { const r = e.getBoundingClientRect(); return [r.left, r.right] };
+  return [...f.querySelectorAll('svg.row')].map(row => ({
+    kind: row.getAttribute('class'), own: x(row), says: row.getAttribute('aria-label'),
+    band: row.querySelector('.band') && x(row.querySelector('.band')),
+    zero: row.querySelector('.zero') && x(row.querySelector('.zero'))[0],
+    whisker: row.querySelector('.whisker') && x(row.querySelector('.whisker')),
+    spot: row.querySelector('.spot') && x(row.querySelector('.spot')) })) })"""
+
+
+def test_dots_lie_where_the_numbers_say(arms_drawn: tuple[Any, Any]) -> None:
+    compared, _ = arms_drawn
+    forests = compared.evaluate(ROWS)
+    assert len(forests) == 3
+    for rows in forests:
+        read, _, unexplained, clock = rows
+        assert "k-still" in read["kind"]
+        assert "k-moved" in clock["kind"]
+        assert "did not move" in read["says"]
+        for row in rows:
+            assert row["own"][0] <= row["whisker"][0] <= row["whisker"][1] <= row["own"][1]
+        left, right = read["whisker"]
+        assert read["band"][0] - 1 <= left <= read["zero"] <= right <= read["band"][1] + 1
+        middle = sum(unexplained["spot"]) / 2
+        assert middle > clock["zero"] + 0.5 * (clock["own"][1] - clock["zero"])
+    assert "<a>.log" in compared.inner_text("main")
+
+
+def test_predicted_is_drawn_beside_measured(arms_drawn: tuple[Any, Any]) -> None:
+    _, levers = arms_drawn
+    forests = levers.evaluate(ROWS)
+    assert len(forests) == 3
+    for rows in forests:
+        now, predicted, expected, measured = rows
+        assert predicted["spot"][0] < now["spot"][0]
+        assert expected["spot"] is None
+        assert expected["whisker"][0] <= sum(measured["spot"]) / 2 <= expected["whisker"][1]
+    assert "as predicted" in levers.inner_text("main")
+    assert "Assumes: nothing before the first token waits" in levers.inner_text("main")
+
+
+def test_pages_of_arms_are_as_wide_as_the_window(arms_drawn: tuple[Any, Any]) -> None:
+    for one in arms_drawn:
+        width = one.evaluate("document.documentElement.clientWidth")
+        assert one.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_levers_that_cannot_be_predicted_are_a_page_too() -> None:
+    text = levers_page(predict_levers(made.reading(made.life([]))))
+    assert "No lever could be predicted" in text
+    assert "no finished request with a known size" in text
 
 
 def test_a_first_token_that_is_known_is_marked() -> None:
