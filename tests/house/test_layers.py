@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "demo": ({"engine", "trace", "weights"}, {"gguf", "numpy", "rich"}),
     "explain": (TRACE, {"click", "jinja2", "numpy", "rich", "scipy"}),
     "findings": (TRACE, {"click"}),
-    "ladder": (TRACE | {"explain", "findings"}, {"rich"}),
+    "ladder": (TRACE | {"explain", "findings"}, {"click", "httpcore2", "jinja2", "rich"}),
     "bench": (BELOW_ENGINE | {"engine", "explain"}, {"click", "numpy", "rich", "scipy"}),
     "serve": (BELOW_ENGINE | {"engine"}, {"starlette", "uvicorn"}),
 }
