@@ -36,7 +36,12 @@ READERS = (
 )
 """Module and class of each reader. Ties go to the earlier one."""
 
-SURE_ENOUGH = 0.05
+SURE_ENOUGH = 0.15
+SURE = 0.9
+"""From here on it does not matter how few lines said so."""
+DENSE = 0.17
+"""Share of a small file's lines that must speak for the dialect, if it is not `SURE`."""
+FEW = 10
 SAMPLE = 400
 """Lines looked at together to tell dialects apart."""
 
@@ -84,12 +89,26 @@ class FileReading:
         return self._log.size
 
     def pump(self) -> bool:
-        """Read to the present end of the file. Returns whether there was anything new."""
+        """Read to the present end of the file. Returns whether there was anything new.
+
+        A file that was rotated or cut shorter is read to its end, then the new one from its
+        beginning; line numbers go on.
+        """
         before = self.size
+        self._drain()
+        if self._log.replaced():
+            self._drain()
+            if rest := self._splitter.rest():
+                self._take(rest)
+            self._splitter.restart()
+            self._log.reopen()
+            self._drain()
+        return self.size > before
+
+    def _drain(self) -> None:
         with _no_collection():
             for block in blocks(self._log, self._splitter):
                 self._take(block)
-        return self.size > before
 
     def _take(self, block: bytes) -> None:
         if self.reader is None:
@@ -103,7 +122,7 @@ class FileReading:
             texts = [as_text(line) for line in lines[start : start + SAMPLE]]
             scored = [(r.sniff(texts), -i, r) for i, r in enumerate(new_readers(self.file))]
             score, _, best = max(scored, key=lambda entry: entry[:2])
-            if score >= SURE_ENOUGH:
+            if score >= SURE or (score >= SURE_ENOUGH and _dense(best, texts)):
                 self.reader = best
                 return b"\n".join(lines[start:])
             for text in texts:
@@ -134,6 +153,14 @@ class FileReading:
             for shape, count in reader_unknown.counts.items():
                 counts[shape] = counts.get(shape, 0) + count
         return counts
+
+
+def _dense(reader: Reader, texts: Sequence[str]) -> bool:
+    """Whether this is more than a text that quotes a line or two of a log."""
+    texts = [text for text in texts if text and not text.isspace()]
+    if len(texts) < FEW or texts[0].lstrip("\ufeff \t")[:1] in ("{", "["):
+        return True
+    return sum(reader.sniff([text]) > 0 for text in texts) >= DENSE * len(texts)
 
 
 def read_files(paths: Sequence[Path | str], *, follow: bool = False) -> Reading:

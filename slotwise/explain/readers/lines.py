@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import IO, Protocol, cast
 BLOCK = 128 << 10
 """Small enough to stay in the processor's cache and to be allocated without page faults."""
 LINE_LIMIT = 64 << 10
+_HALF_MAGIC = (b"\x1f", b"\xff", b"\xfe")
 STRETCH = 16 << 10
 """Bytes searched for the next run of bulk lines; in more, the search prepares too long."""
 
@@ -73,6 +75,10 @@ class Splitter:
         """The unfinished last line."""
         return self._rest
 
+    def restart(self) -> None:
+        """Forget the unfinished line: other bytes come now."""
+        self._rest, self._skipping = b"", False
+
 
 class LogFile:
     """An open log that can be read again when it has grown. Close it when done."""
@@ -80,19 +86,33 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.size = 0
         self.problem = ""
-        self._raw: IO[bytes] = path.open("rb")
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._raw: IO[bytes] = self._path.open("rb")
+        self._file: IO[bytes] | None = None
+        self._wide: codecs.IncrementalDecoder | None = None
+
+    def _begin(self) -> bool:
+        """Tell by its first two bytes what the file is; not before they are there."""
         magic = self._raw.read(2)
         self._raw.seek(0)
+        if not magic or magic in _HALF_MAGIC:
+            return False
         self._file = self._raw
         if magic == b"\x1f\x8b":
             self._file = cast("IO[bytes]", gzip.GzipFile(fileobj=self._raw))
-        wide = magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        self._wide = codecs.getincrementaldecoder("utf-16")("replace") if wide else None
+        if magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            self._wide = codecs.getincrementaldecoder("utf-16")("replace")
+        return True
 
     def read(self) -> bytes:
         """The next block, empty at the (present) end. A damaged gzip ends there, noted."""
+        if self._file is None and not self._begin():
+            return b""
         try:
-            data = self._file.read(BLOCK)
+            data = cast("IO[bytes]", self._file).read(BLOCK)
         except (OSError, EOFError, zlib.error):
             self.problem = "damaged or cut short"
             return b""
@@ -101,8 +121,23 @@ class LogFile:
             return self._wide.decode(data).encode()
         return data
 
+    def replaced(self) -> bool:
+        """Whether another file lies at the path now (rotated), or this one was cut shorter."""
+        try:
+            there, here = self._path.stat(), os.fstat(self._raw.fileno())
+        except OSError:
+            return False
+        another = (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+        return another or here.st_size < self._raw.tell()
+
+    def reopen(self) -> None:
+        """Go on with what lies at the path now, from its beginning."""
+        self.close()
+        self._open()
+
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         self._raw.close()
 
 
@@ -112,6 +147,8 @@ def as_text(line: bytes) -> str:
 
 def feed_block(sink: Sink, block: bytes, first_line: int) -> int:
     """Give every line of `block` to the reader; return the number of the line after it."""
+    if take_block := getattr(sink, "feed_block", None):
+        return take_block(first_line, block)
     if bulk := getattr(sink, "bulk", b""):
         return _feed_runs(cast(BulkSink, sink), bulk, block, first_line)
     return feed_lines(sink, block, first_line)

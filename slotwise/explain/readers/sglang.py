@@ -89,6 +89,8 @@ class SglangReader:
                 score += 0.4
             elif "last_input_throughput" in line or "input throughput (token/s)" in line:
                 score += 0.3
+            elif "server_args=ServerArgs(" in line:
+                score += 0.3
             elif "sglang" in line:
                 named = 0.1  # prose names it too
             if score >= 0.95:
