@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotwise.engine.memory import (
+    GROUP_HEADROOM_BYTES,
+    GROUP_HEADROOM_SHARE,
     HEADROOM_BYTES,
     HEADROOM_SHARE,
     Budget,
@@ -74,6 +76,10 @@ def after_headroom(free: int) -> int:
     return int(free - max(HEADROOM_BYTES, free * HEADROOM_SHARE))
 
 
+def in_a_group(free: int) -> int:
+    return int(free - max(GROUP_HEADROOM_BYTES, free * GROUP_HEADROOM_SHARE))
+
+
 def test_without_limits_it_is_what_is_free(machine: Machine) -> None:
     budget = machine.budget()
     assert budget.nbytes == after_headroom(16 * GIB)
@@ -93,7 +99,7 @@ def test_little_free_memory_leaves_nothing_but_never_less(tmp_path: Path) -> Non
 def test_v2_limit_minus_what_cannot_be_reclaimed(machine: Machine) -> None:
     machine.member_of("0::/user.slice/job")
     machine.v2("user.slice/job", limit=4 * GIB, usage=3 * GIB, inactive_file=2 * GIB)
-    assert machine.budget().nbytes == after_headroom(3 * GIB)
+    assert machine.budget().nbytes == in_a_group(3 * GIB)
     assert "control group (v2)" in machine.budget().reason
 
 
@@ -103,26 +109,26 @@ def test_v2_the_tightest_group_on_the_way_up_counts(machine: Machine) -> None:
     machine.v2("a/b", limit=5 * GIB, usage=1 * GIB)
     machine.v2("a/b/c", limit="max", usage=1 * GIB)
     machine.v2("elsewhere", limit=1, usage=1)
-    assert machine.budget().nbytes == after_headroom(2 * GIB)
+    assert machine.budget().nbytes == in_a_group(2 * GIB)
 
 
 def test_v2_inside_a_container_only_the_top_is_there(machine: Machine) -> None:
     machine.member_of("0::/docker/0123456789")
     machine.v2("", limit=2 * GIB, usage=0)
-    assert machine.budget().nbytes == after_headroom(2 * GIB)
+    assert machine.budget().nbytes == in_a_group(2 * GIB)
 
 
 def test_v2_a_path_out_of_the_namespace(machine: Machine) -> None:
     machine.member_of("0::/../../neighbour")
     machine.v2("", limit=2 * GIB, usage=0)
-    assert machine.budget().nbytes == after_headroom(2 * GIB)
+    assert machine.budget().nbytes == in_a_group(2 * GIB)
 
 
 def test_v1_counts_the_children_too(machine: Machine) -> None:
     machine.member_of("9:cpu,cpuacct:/x", "4:memory:/job", "0::/")
     machine.v1("job", limit=4 * GIB, usage=3 * GIB, inactive_file=1 * GIB)
     machine.v1("x", limit=1, usage=0)
-    assert machine.budget().nbytes == after_headroom(2 * GIB)
+    assert machine.budget().nbytes == in_a_group(2 * GIB)
     assert "control group (v1)" in machine.budget().reason
 
 
@@ -136,7 +142,19 @@ def test_v1_without_a_limit(machine: Machine) -> None:
 def test_v1_memory_together_with_another_controller(machine: Machine) -> None:
     machine.member_of("4:memory,hugetlb:/job")
     machine.v1("job", limit=2 * GIB, usage=0)
-    assert machine.budget().nbytes == after_headroom(2 * GIB)
+    assert machine.budget().nbytes == in_a_group(2 * GIB)
+
+
+def test_a_small_group_leaves_more_than_half_of_it(machine: Machine) -> None:
+    machine.member_of("4:memory:/job")
+    machine.v1("job", limit=500 << 20, usage=50 << 20)
+    assert machine.budget().nbytes == (450 << 20) - GROUP_HEADROOM_BYTES
+
+
+def test_a_group_larger_than_what_is_free_says_nothing(machine: Machine) -> None:
+    machine.member_of("4:memory:/job")
+    machine.v1("job", limit=17 * GIB, usage=0)
+    assert machine.budget().nbytes == after_headroom(16 * GIB)
 
 
 def test_more_in_use_than_the_limit_is_no_room(machine: Machine) -> None:
@@ -156,14 +174,14 @@ def test_an_unreadable_group_is_passed_over(machine: Machine, name: str, text: s
     if text is not None:
         file.write_text(text)
     expected = 1 if name == "memory.stat" and text is not None else 4
-    assert machine.budget().nbytes == after_headroom(expected * GIB)
+    assert machine.budget().nbytes == in_a_group(expected * GIB)
 
 
 def test_usage_may_have_grown_less_than_its_cache(machine: Machine) -> None:
     """The two files are read one after the other."""
     machine.member_of("0::/job")
     machine.v2("job", limit=2 * GIB, usage=10, inactive_file=20)
-    assert machine.budget().nbytes == after_headroom(2 * GIB)
+    assert machine.budget().nbytes == in_a_group(2 * GIB)
 
 
 # -- a real group
