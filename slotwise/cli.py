@@ -16,6 +16,7 @@ from slotwise.cli_support import (
     Size,
     ctrl_c_cancels,
     engine_options,
+    learning_options,
     progress_bar,
     run_guarded,
     sampling_options,
@@ -25,6 +26,7 @@ from slotwise.cli_support import (
 from slotwise.errors import Interrupted, UsageError
 from slotwise.explain.commands import explain_group
 from slotwise.findings.commands import findings_group
+from slotwise.ladder.commands import ladder_group
 from slotwise.outputs import check_output
 
 
@@ -137,6 +139,7 @@ def pack(model: Path, out: Path | None, lanes: int, force: bool, as_json: bool) 
 @engine_options
 @sampling_options
 @trace_options
+@learning_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 @click.option("--quiet", is_flag=True, help="Only the answer, no table.")
 def run(
@@ -172,6 +175,7 @@ def run(
 @engine_options
 @sampling_options
 @trace_options
+@learning_options
 @click.option("--quiet", is_flag=True, help="No line about the first token's time.")
 def chat(model: Path, system: str | None, quiet: bool, **options: Any) -> None:
     """Talk with MODEL. Ctrl-C ends an answer, Ctrl-D the conversation."""
@@ -342,6 +346,7 @@ def demo(folder: Path, source: Path | None, threads: int | None) -> None:
 app.add_command(bench_command)
 app.add_command(explain_group)
 app.add_command(findings_group)
+app.add_command(ladder_group)
 
 
 def main(arguments: list[str] | None = None) -> int:

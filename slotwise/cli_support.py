@@ -83,6 +83,15 @@ def trace_options(command: Command) -> Command:
     return command
 
 
+def learning_options(command: Command) -> Command:
+    """--save-profile."""
+    return click.option(
+        "--save-profile",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write a profile of the experts these answers made hot.",
+    )(command)
+
+
 def sampling_options(command: Command) -> Command:
     options = [
         click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True,

@@ -21,6 +21,7 @@ from slotwise.engine.sampling import Sampling
 from slotwise.engine.settings import EngineSettings
 from slotwise.engine.text import Answerer, AnswerOptions, Message
 from slotwise.errors import SlotwiseError, UsageError
+from slotwise.experts.profile import ProfileRecorder, save_profile
 from slotwise.experts.routing import RoutingRecorder, save_routing
 from slotwise.outputs import check_output
 from slotwise.trace.record import ExpertCounts, RequestRecord
@@ -67,8 +68,9 @@ def open_answerer(
     settings = settings_from(options)
     trace, overwrite = options.get("trace"), bool(options.get("force"))
     folder = settings.pack or model.with_suffix(".slotpack")
-    for written in filter(None, (trace, options.get("routing"))):
-        check_output(written, force=overwrite, inputs=[*sibling_files(model), *folder.glob("*")])
+    inputs = [*sibling_files(model), *folder.glob("*"), *filter(None, [settings.profile])]
+    for written in filter(None, (trace, options.get("routing"), options.get("save_profile"))):
+        check_output(written, force=overwrite, inputs=inputs)
     report = check_model(
         model,
         memory=settings.memory,
@@ -84,13 +86,39 @@ def open_answerer(
     with Engine.open(
         model, settings, trace=trace, overwrite=overwrite, progress=progress
     ) as engine:
-        with recorded_routing(engine, options.get("routing")):
+        with (
+            recorded_routing(engine, options.get("routing")),
+            recorded_profile(engine, options.get("save_profile")),
+        ):
             yield Answerer(engine)
         if engine.tracing.stopped:
             raise SlotwiseError(
                 f"{trace}: the trace is incomplete: {engine.tracing.stopped}",
                 next_step="The answer is not affected. Free some room and run it again.",
             )
+
+
+@contextmanager
+def recorded_profile(engine: Engine, path: Path | None) -> Iterator[None]:
+    """Learns inside which experts are hot and saves the profile to `path` at the end, however that
+    comes. Raises UsageError for a model without experts."""
+    if path is None:
+        yield
+        return
+    layout, experts = engine.loaded.blueprint.layout, engine.loaded.experts
+    if layout is None or experts is None:
+        name = engine.model.path.name
+        raise UsageError(f"{name} has no experts", next_step="Leave out --save-profile.")
+    experts.recorder = recorder = ProfileRecorder(layout)
+    try:
+        yield
+    finally:
+        experts.recorder = None
+        learnt = recorder.profile(
+            model_name=engine.model.path.name, model_digest=engine.model.digest
+        )
+        if learnt.counts.any():
+            save_profile(path, learnt)
 
 
 @contextmanager

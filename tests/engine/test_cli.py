@@ -304,6 +304,24 @@ def test_learn_a_profile_and_run_with_it(cli: Cli, model: Path, tmp_path: Path) 
     assert (run.code, run.out) == (0, expected)
 
 
+def test_a_profile_is_learnt_from_answers(cli: Cli, model: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "learnt.json"
+    result = cli("run", model, "-p", "hello", "--save-profile", profile, "--json", *FEW)
+    assert result.code == 0
+    tokens = result.json["record"]["tokens"]
+    routed = tokens["prompt"] + tokens["generated"] - 1  # the last token is only sampled
+    counts = json.loads(profile.read_text())["counts"]
+    assert sum(map(sum, counts)) == routed * 2 * 2  # layers x top-k
+    again = cli("run", model, "-p", "hello", "--save-profile", profile, *FEW)
+    assert again.code == 2
+    assert "exists already" in again.err
+    both = ("--profile", profile, "--save-profile", profile, "--force")
+    used = cli("run", model, "-p", "hello", *both, *FEW)
+    assert used.code == 2
+    assert "an input of this command" in used.err
+    assert cli("run", model, "-p", "hello", *both[2:], *FEW).code == 0
+
+
 def test_an_empty_text_teaches_nothing(cli: Cli, model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     result = cli("profile", model, "--text", tmp_path / "empty.txt", *FEW[:6])
