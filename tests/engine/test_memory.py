@@ -236,7 +236,7 @@ def test_a_process_in_a_real_group_sees_its_limit(group: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     nbytes, reason = child.stdout.splitlines()
-    assert 0 < int(nbytes) <= after_headroom(GIB)
+    assert 0 < int(nbytes) <= in_a_group(GIB)
     assert reason.startswith("room in the control group (v")
 
 
