@@ -364,6 +364,17 @@ def test_three_stages_are_three_lanes() -> None:
     assert walls == {"stage 0": 1000, "stage 1": 2000, "stage 2": 2000}
 
 
+def test_five_stages_are_five_lanes() -> None:
+    """The three in the middle print in turn; their staging counters tell them apart."""
+    chunks = "".join(
+        quiet(4096, 50 + i) + quiet(4096, 30 + i) + quiet(4096, 10 + i) + timing(4096, 7 + i)
+        for i in range(3)
+    )
+    request = one(chunks + quiet(12288, 90) + summary(12289, 3010))
+    walls = {p.lane: p.ms.value for p in request.phases if p.name == "prefill wall"}
+    assert walls == {"stage 0": 1000, **{f"stage {n}": 3000 for n in range(1, 5)}}
+
+
 def test_two_parts_on_a_split_are_still_two_stages() -> None:
     parts = "".join(timing(4096, 7 + i) + quiet(4096, 5 + i) for i in range(2))
     request = one(parts + summary(8193, 2010))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from re import Match
 
+from slotwise.explain.readers import strata_facts as facts
 from slotwise.explain.readers import strata_grammar as g
 from slotwise.explain.readers import strata_prefill as prefill
 from slotwise.explain.readers.base import Unknown
@@ -43,6 +44,8 @@ class StrataReader(StrataState):
             "strata decode timing": self._decode,
             "strata generate": self._generate,
             "strata batch": self._batch,
+            "strata decode GPU stages (ms/window)": self._decode_stages,
+            "strata decode CPU pool phases": self._pool_phases,
         }
 
         self._trace_lines = {
@@ -196,9 +199,17 @@ class StrataReader(StrataState):
             )
         elif g.NO_PROGRESS.match(text):
             self.touch().failed = True
+        elif text.startswith(("KV streaming: ", "stage ", "CUDA", "asynchronous adaptive ")):
+            return self._counter(text)
         else:
             return self.life.serve_line(text)
         return True
+
+    def _counter(self, text: str) -> bool:
+        """Of the request before it; in old versions and at the start-up of none."""
+        if self.held is None:
+            return self.life.serve_line(text)
+        return facts.serve_fact(text, self.tail(), self.life) or self.life.serve_line(text)
 
     def _summary(self, match: Match[str]) -> None:
         prompt, reused, read, planned, ms, rate, generated, decode_ms, decode_rate, *tail = (
@@ -288,6 +299,12 @@ class StrataReader(StrataState):
         self.touch().decode = tuple(float(x) if x else 0.0 for x in match.groups())
         return True
 
+    def _decode_stages(self, text: str) -> bool:
+        return facts.decode_stages(text, self.touch())
+
+    def _pool_phases(self, text: str) -> bool:
+        return facts.pool_phases(text, self.touch())
+
     # --- batch mode, start-up, server, stdout
 
     def _batch(self, text: str) -> bool:
@@ -299,7 +316,7 @@ class StrataReader(StrataState):
             add(self.touch().caches, "slot hand-back", float(match[3]))
         elif match := g.BATCH_YIELD.match(text):
             add(self.touch().outside, "slot holds the prompt", float(match[3]))
-        else:
+        elif not facts.batch_fact(text, self.life):
             return text.startswith(("restoring slot ", "BYIELD ")) or " windows, avg " in text
         self.life.batch_lines = True
         return True

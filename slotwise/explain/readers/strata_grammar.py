@@ -202,8 +202,6 @@ IGNORED_HEADS = frozenset(
         "strata serial cache barriers",
         "strata accepted usage",
         "strata-vision",
-        "strata decode CPU pool phases",
-        "strata decode GPU stages (ms/window)",
     ]
 )
 """Known lines that hold nothing this reader reports."""

@@ -170,11 +170,38 @@ def place(runs: Sequence[Run], total: int | None, *, split: bool = False) -> Pla
     middle = [run for run in rest if all(run is not r for r in last)]
     if whole:
         lanes["stage 0"] = whole
-    if middle:
-        lanes["stage 1"] = middle
+    between = _middle_stages(middle, len(last))
+    for number, runs_of_one in enumerate(between, 1):
+        lanes[f"stage {number}"] = runs_of_one
     if last:
-        lanes["stage 2" if middle else "stage 1"] = last
+        lanes[f"stage {len(between) + 1}"] = last
     return Placed(lanes, True)
+
+
+def _middle_stages(runs: Sequence[Run], chunks: int) -> list[list[Run]]:
+    """Every stage between the first and the last prints one run per chunk, the earlier first.
+
+    Which run is whose: `host staging` never falls within a stage, no stage is ahead of the one
+    before it, and of those that fit the one that is behind. One list where none fits.
+    """
+    if not runs:
+        return []
+    count, left = divmod(len(runs), chunks) if chunks else (1, 0)
+    if left or count < 2:
+        return [list(runs)]
+    stages: list[list[Run]] = [[] for _ in range(count)]
+    for run in runs:
+        fits = [
+            stage
+            for number, stage in enumerate(stages)
+            if len(stage) < chunks
+            and (not number or len(stage) < len(stages[number - 1]))
+            and (not stage or (stage[-1].staging or 0.0) <= (run.staging or 0.0))
+        ]
+        if not fits:
+            return [list(runs)]
+        min(fits, key=len).append(run)
+    return stages
 
 
 def first_stage(plain: Sequence[Run], total: int | None) -> list[Run]:
