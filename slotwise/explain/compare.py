@@ -24,7 +24,7 @@ from slotwise.explain.stats import (
     mean,
     paired_difference,
 )
-from slotwise.explain.summary import group_requests, phase_names
+from slotwise.explain.summary import group_requests, in_memory, phase_names
 
 FORCE = "Pass --force-compare to compare all the same; the result then says so."
 MODEL_WORDS = ("slot bytes", "blob bytes", "experts", "model")
@@ -100,6 +100,7 @@ def compare(
 
     `interleaved` says that whoever took them let the arms take turns.
     """
+    a, b = in_memory(a), in_memory(b)
     matched, unmatched = match(a, b)
     findings = _objections(a, b, matched, names=names)
     if findings and not (force and _any_requests(a, b)):

@@ -18,6 +18,7 @@ from slotwise.explain.summary import (
     Summary,
     batched_parts,
     group_requests,
+    in_memory,
     phase_ms,
     phase_names,
     slot_and_token_cost,
@@ -124,6 +125,8 @@ def predict_levers(
 
     With `with_lever` only the lever `lever_key` is predicted and set against that arm.
     """
+    reading = in_memory(reading)
+    with_lever = None if with_lever is None else in_memory(with_lever)
     levers = [*LEVERS, *(_custom(name) for name in off)]
     if lever_key:
         levers = [lever for lever in levers if lever.key == lever_key]

@@ -21,7 +21,7 @@ from slotwise.explain.record import Life, Phase, Reading, Request, Value
 from slotwise.explain.report_arms import comparison, levers
 from slotwise.explain.report_parts import bullets, heading, plain_table, sentence
 from slotwise.explain.report_summary import summary
-from slotwise.explain.summary import Explained, phase_names
+from slotwise.explain.summary import Explained, drawn, phase_names
 
 __all__ = ["comparison", "explained", "levers", "request_detail", "unknown_lines"]
 
@@ -94,10 +94,20 @@ class _Fitting:
         yield self.wide if needed <= options.max_width else self.narrow
 
 
+class _Each:
+    """Every request in full, made one after the other while they are printed."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for request in self.requests:
+            yield Padding(request_detail(request), (0, 0, 1, 0))
+
+
 def _requests(life: Life, *, per_request: bool) -> RenderableType:
     if per_request:
-        details = [Padding(request_detail(r), (0, 0, 1, 0)) for r in life.requests]
-        return Group(*details)
+        return _Each(life.requests)
     shown = life.requests[:MOST_ROWS]
     left = len(life.requests) - len(shown)
     note = f"{left:,} more requests are in the summary; --per-request shows all"
@@ -205,14 +215,17 @@ def _notes(life: Life) -> Iterator[RenderableType]:
 def _request_remarks(life: Life) -> list[RenderableType]:
     """What several requests say alike (but for its numbers) is said once, with who says it."""
     alike: dict[str, dict[int, str]] = {}
-    for r in life.requests:
+    requests = drawn(life.requests)
+    for r in requests:
         for text in _remarks(r, known=life.cannot_tell):
             alike.setdefault(_NUMBERS.sub("N", text), {}).setdefault(r.index + 1, text)
     lines = []
+    if len(requests) < len(life.requests):
+        lines.append(f"what follows is of {len(requests):,} requests, drawn at random")
     for said in alike.values():
         numbers, texts = list(said), list(dict.fromkeys(said.values()))
         more = "" if len(texts) == 1 else ", with its own numbers"
-        lines.append(f"{texts[0]} ({_which(numbers, len(life.requests))}{more})")
+        lines.append(f"{texts[0]} ({_which(numbers, len(requests))}{more})")
     return bullets(lines)
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import IO, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from slotwise.errors import SlotwiseError
 from slotwise.explain.record import Request
@@ -42,7 +42,7 @@ class Requests(Sequence[Request]):
         """Where in the file each piece lies: offset and length."""
         self._last: list[Any] = []
         """Records that do not fill a piece yet."""
-        self._file: IO[bytes] | None = None
+        self._file: _Pieces | None = None
         self._loaded: tuple[int, list[Any]] = (-1, [])
 
     def copy(self) -> Requests:
@@ -91,24 +91,15 @@ class Requests(Sequence[Request]):
         number, place = divmod(at, PIECE)
         if number == len(self._pieces):
             return self._last[place]
-        if self._loaded[0] != number:
-            self._loaded = number, self._read(*self._pieces[number])
+        if self._loaded[0] != number and self._file is not None:
+            self._loaded = number, self._file.read(*self._pieces[number])
         return self._loaded[1][place]
 
-    def _read(self, offset: int, length: int) -> list[Any]:
-        assert self._file is not None
-        self._file.seek(offset)
-        return pickle.loads(self._file.read(length))
-
     def _write(self) -> None:
-        piece = pickle.dumps(self._last, protocol=pickle.HIGHEST_PROTOCOL)
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="slotwise-", buffering=0)  # noqa: SIM115
-            offset = self._file.seek(0, 2)
-            written = self._file.write(piece)
-            if written < len(piece):
-                raise OSError("it is full")
+                self._file = _Pieces()
+            self._pieces.append(self._file.write(self._last))
         except OSError as error:
             raise SlotwiseError(
                 f"{len(self):,} requests were read, and no more can be kept in "
@@ -116,5 +107,27 @@ class Requests(Sequence[Request]):
                 next_step="Free space there (about a tenth of the log), or set TMPDIR to a "
                 "folder that has it.",
             ) from error
-        self._pieces.append((offset, len(piece)))
         self._last = []
+
+
+class _Pieces:
+    """A temporary file of lists, closed with the last `Requests` that reads it."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="slotwise-", buffering=0)  # noqa: SIM115
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def write(self, records: list[Any]) -> tuple[int, int]:
+        """Offset and length of what was written. Raises OSError when it does not fit."""
+        piece = pickle.dumps(records, protocol=pickle.HIGHEST_PROTOCOL)
+        offset = self._file.seek(0, 2)
+        if self._file.write(piece) < len(piece):
+            raise OSError("it is full")
+        return offset, len(piece)
+
+    def read(self, offset: int, length: int) -> list[Any]:
+        self._file.seek(offset)
+        return pickle.loads(self._file.read(length))

@@ -31,6 +31,7 @@ from slotwise.explain.stats import Estimate, mean, median
 REMAINDER = "remainder"
 OUTER = "outer"
 _ORDER = {"request": 0, REMAINDER: 1, OUTER: 2}
+MOST_REQUESTS = 5_000
 MOST_SAMPLES = 20_000
 COLD_APART_FROM = 4
 """The first request of a size stands apart when at least this many have that size."""
@@ -122,17 +123,37 @@ def explain(reading: Reading, *, rows: Sequence[Row] | None = None) -> Explained
     return Explained(reading=reading, summaries=summaries, joined=joined)
 
 
+def drawn(requests: Sequence[Request]) -> Sequence[Request]:
+    """At most 5,000 of the requests, at random and in order, the first among them."""
+    if len(requests) <= MOST_REQUESTS:
+        return requests
+    others = Random(0).sample(range(1, len(requests)), MOST_REQUESTS - 1)
+    return [requests[i] for i in (0, *sorted(others))]
+
+
+def in_memory(reading: Reading) -> Reading:
+    """The reading with the drawn requests of each life only, each of them one object."""
+    lives = [replace(life, requests=tuple(drawn(life.requests))) for life in reading.lives]
+    return replace(reading, lives=tuple(lives))
+
+
 def summarise(life: Life) -> Summary:
     """Medians by size, costs of read and refill, and what was left out of them."""
-    groups = group_requests(life.requests)
-    by_index = {r.index: r for r in life.requests}
+    requests = drawn(life.requests)
+    groups = group_requests(requests)
+    by_index = {r.index: r for r in requests}
     used = [by_index[i] for g in groups for i in g.used]
     used.sort(key=lambda r: r.index)
     cold = [(i, "first of its life or size: kept apart") for g in groups for i in g.cold]
     grouped = {i for g in groups for i in (*g.used, *g.cold)}
-    unused = [(r.index, _why_unused(r)) for r in life.requests if r.index not in grouped]
+    unused = [(r.index, _why_unused(r)) for r in requests if r.index not in grouped]
     refill, why_not = refill_cost(used)
     warnings = []
+    if len(requests) < len(life.requests):
+        warnings.append(
+            f"{len(requests):,} of {len(life.requests):,} requests, drawn at random, are in these "
+            "numbers"
+        )
     if any(by_index[i].first_of_life for g in groups for i in g.used):
         warnings.append(
             "the first request of this engine life is among the numbers, because no other has its "
