@@ -14,6 +14,7 @@ from slotwise.bench.commands import bench_command
 from slotwise.cli_support import (
     MODEL,
     Size,
+    conversation_options,
     ctrl_c_cancels,
     engine_options,
     learning_options,
@@ -242,11 +243,13 @@ def chat(model: Path, system: str | None, quiet: bool, **options: Any) -> None:
     multiple=True,
     help="Origin whose pages may use the server; repeatable.",
 )
+@conversation_options
 @engine_options
 @trace_options
 def serve(model: Path, **options: Any) -> None:
     """Serve MODEL by HTTP as OpenAI's API does, with a page at /. Ctrl-C lets the running answer
     end first."""
+    from slotwise.serve.command import park_settings
     from slotwise.serve.command import serve as run_server
     from slotwise.serve.settings import settings_from
 
@@ -254,7 +257,7 @@ def serve(model: Path, **options: Any) -> None:
         run_server(
             model,
             settings=settings_from(options),
-            options=options,
+            options={**options, "park": park_settings(options)},
             say=lambda line: click.echo(line, err=True),
             progress=progress,
         )

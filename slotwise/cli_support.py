@@ -69,6 +69,24 @@ def engine_options(command: Command) -> Command:
     return command
 
 
+def conversation_options(command: Command) -> Command:
+    """--conversations, and where those wait that are not being answered."""
+    options = [
+        click.option("--conversations", type=click.Choice(["off", "shadow", "on"]), default="on",
+                     show_default=True,
+                     help="Reuse what was read before; `shadow` pays for it and does not use it."),
+        click.option("--park-memory", type=Size(), default="512MiB", show_default=True,
+                     help="RAM for parked conversations, beside --memory; 0 for none."),
+        click.option("--park-disk", type=Size(), default="2GiB", show_default=True,
+                     help="Disk for those beyond it; 0 for none."),
+        click.option("--park-folder", type=click.Path(path_type=Path, file_okay=False),
+                     help="Where their file lies.  [default: slotwise's cache folder]"),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def trace_options(command: Command) -> Command:
     """--trace and --routing, and --force to write over one that is there."""
     path = click.Path(path_type=Path, dir_okay=False)

@@ -1,12 +1,15 @@
 """The state a conversation leaves in a model whose past is keys and values.
 
 Owns the memory and the tokens it stands for. Another kind of state (recurrent) needs another
-class with the same `reuse`, `advance` and `layers`.
+class with the same methods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
 
 from slotwise.kernels.backend import Buffer, Memory
 from slotwise.kernels.graph import Weights, tensor_bytes
@@ -38,6 +41,7 @@ class KeyValueState:
         self.capacity = context
         self.tokens: list[int] = []
         self._weights = Weights(2 * h.n_layers)
+        self._memory, self._places = memory, []
         type_, n = KV_TYPES[kv_type], padded(context)
         offset = 0
         layers = []
@@ -46,6 +50,7 @@ class KeyValueState:
             for name, width in (("k", h.width_k), ("v", h.width_v)):
                 ne = (width, n)
                 pair.append(self._weights.add(f"{name}.{layer}", type_, ne, memory, offset))
+                self._places.append((offset, (n, tensor_bytes(type_, (width, 1)))))
                 offset += _aligned(tensor_bytes(type_, ne))
             layers.append(LayerState(*pair))
         self.layers = tuple(layers)
@@ -67,7 +72,30 @@ class KeyValueState:
         """Says that the state now holds `tokens` too."""
         self.tokens.extend(tokens)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one position, all layers together."""
+        return sum(shape[1] for _, shape in self._places)
+
+    @cached_property
+    def _rows(self) -> list[np.ndarray]:
+        """Keys and values of each layer, uint8 [positions, bytes]."""
+        return [self._memory.array(offset, np.uint8, shape) for offset, shape in self._places]
+
+    def copy_out(self, start: int, end: int) -> np.ndarray:
+        """The bytes of positions [start, end), uint8 [(end - start) * row_bytes]."""
+        return np.concatenate([layer[start:end] for layer in self._rows], axis=1).reshape(-1)
+
+    def copy_in(self, start: int, rows: np.ndarray) -> None:
+        """Puts bytes from `copy_out` back, at positions from `start` on."""
+        data, column = rows.reshape(-1, self.row_bytes), 0
+        for layer in self._rows:
+            width = layer.shape[1]
+            layer[start : start + len(data)] = data[:, column : column + width]
+            column += width
+
     def close(self) -> None:
+        self.__dict__.pop("_rows", None)  # views of memory that is about to go
         self._weights.close()
 
 

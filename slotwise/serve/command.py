@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from slotwise.engine.conversations import ParkSettings
 from slotwise.engine.loading import Progress
 from slotwise.engine.session import open_answerer
 from slotwise.errors import Interrupted, UsageError
@@ -39,6 +41,17 @@ def serve(
         lambda: open_answerer(model, options, progress), settings, model_name=model.stem
     )
     Server(service, say=say).run_to_the_end()
+
+
+def park_settings(options: Mapping[str, Any]) -> ParkSettings:
+    """What becomes of conversations, out of the verb's options."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotwise"
+    return ParkSettings(
+        mode=options["conversations"],
+        memory=options["park_memory"] or 0,
+        disk=options["park_disk"] or 0,
+        folder=options["park_folder"] or usual,
+    )
 
 
 class Server(uvicorn.Server):

@@ -184,7 +184,8 @@ class Desk:
                 answerer.engine.on_record = self._file
                 self.answerer = answerer
                 self._enter("ready")
-                while (job := self._next()) is not None:
+                tidy = answerer.engine.conversations.tidy
+                while (job := self._next(tidy)) is not None:
                     self._run(answerer, job)
                 self._let_go()
         except BaseException as error:
@@ -197,8 +198,12 @@ class Desk:
                 self.state, self.since = state, time.time()
         self.on_state()
 
-    def _next(self) -> Job | None:
-        """The next job; None when there will be none."""
+    def _hurried(self) -> bool:
+        """Whether there is something better to do than to tidy."""
+        return bool(self._queue or self._leaving) or self.state != "ready"
+
+    def _next(self, tidy: Callable[[Callable[[], bool]], bool]) -> Job | None:
+        """The next job; None when there will be none. Meanwhile conversations are parked."""
         while True:
             self._let_go()
             with self._changed:
@@ -208,8 +213,12 @@ class Desk:
                     return self.current
                 if self.state == "stopping" and not self._preparing:
                     return None
-                if not self._leaving:
-                    self._changed.wait()
+                if self._leaving:
+                    continue
+            if not tidy(self._hurried):
+                with self._changed:
+                    if not self._hurried():
+                        self._changed.wait()
 
     def _let_go(self) -> None:
         """Closes the ledgers of those who left the queue."""
