@@ -10,20 +10,22 @@ ledger.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
+from slotwise.engine.conversations import Conversations
+from slotwise.engine.forecast import Forecaster
 from slotwise.engine.loading import Loaded, Progress, load
 from slotwise.engine.prompt import PromptReader
 from slotwise.engine.request import Extras, Request, Step
 from slotwise.engine.sampling import Sampler, Sampling
 from slotwise.engine.settings import EngineSettings
-from slotwise.engine.tracing import Tracing
+from slotwise.engine.tracing import Tracing, pool_fill
 from slotwise.errors import UsageError
-from slotwise.trace.ledger import Ledger, LedgerRecord
+from slotwise.trace.ledger import CLOCK, Ledger, LedgerRecord
 from slotwise.trace.record import RequestRecord
 from slotwise.weights.shards import ModelFile, open_model
 
@@ -38,7 +40,9 @@ class Engine:
         self.on_record: Callable[[RequestRecord], None] = _nobody
         """Called with every request's record, by the thread that ends it."""
         self._requests = 0
+        self.forecaster = Forecaster()
         self.running: Request | None = None
+        self.conversations = Conversations(loaded.state, loaded.settings.park)
         self.reader = PromptReader(
             loaded.network,
             backend=loaded.backend,
@@ -76,6 +80,7 @@ class Engine:
         return self.loaded.blueprint.model
 
     def close(self) -> None:
+        self.conversations.close()
         self.loaded.close()
         self.tracing.close()
 
@@ -103,7 +108,7 @@ class Engine:
         cancel: threading.Event | None = None,
         opened: tuple[str, Ledger] | None = None,
         extras: Extras | None = None,
-    ) -> Iterator[Step]:
+    ) -> Generator[Step]:
         """Tokens that follow `prompt` (the whole conversation, as token ids).
 
         What the state already holds of it is reused. A stop token ends the answer and is not
@@ -118,7 +123,7 @@ class Engine:
         name, ledger = opened or self.new_ledger()
         request = Request(self, name, ledger=ledger, cancel=cancel, extras=extras)
         try:
-            self._check_prompt(prompt, max_tokens)
+            self.check_prompt(prompt, max_tokens)
         except UsageError:
             request.finish("failed")
             raise
@@ -128,7 +133,8 @@ class Engine:
         """Files the record of a request that ended before its tokens came here."""
         Request(self, name, closed=closed).finish(closed.status, error=error)
 
-    def _check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
+    def check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
+        """UsageError for what `generate` would refuse."""
         context = self.loaded.settings.context
         n_vocab = self.loaded.blueprint.architecture.hyper.n_vocab
         if max_tokens < 1:
@@ -145,6 +151,13 @@ class Engine:
         if not 0 <= worst < n_vocab:
             raise UsageError(f"token id {worst}, expected 0 to {n_vocab - 1}")
 
+    def expert_slots(self) -> dict[str, int]:
+        """How many expert slots are resident, loading, lent and free; empty without experts."""
+        if self.loaded.experts is None:
+            return {}
+        fill = pool_fill(CLOCK(), self.loaded.experts)
+        return {name: getattr(fill, name) for name in ("resident", "loading", "lent", "free")}
+
     # -- for tests and tools -----------------------------------------------------------
 
     def forget(self) -> None:
@@ -153,7 +166,7 @@ class Engine:
 
     def read_only(self, tokens: Sequence[int]) -> None:
         """Reads `tokens` into an empty state, for what the experts do meanwhile."""
-        self._check_prompt(tokens, 1)
+        self.check_prompt(tokens, 1)
         self.forget()
         self.reader.read(tokens, 0, ledger=Ledger(), check=_never, done=self.loaded.state.advance)
 
@@ -164,7 +177,7 @@ class Engine:
 
         In chunks as the prompt read does it, or token by token as decode does it.
         """
-        self._check_prompt(tokens, 1)
+        self.check_prompt(tokens, 1)
         loaded = self.loaded
         self.forget()
         if one_by_one:

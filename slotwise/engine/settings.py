@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from slotwise.engine.conversations import ParkSettings
 from slotwise.engine.expert_gemm import FROM_ROWS, GemmUse
 from slotwise.errors import UsageError
 
@@ -45,6 +46,8 @@ class EngineSettings:
     io_lanes: int = 4
     read_limit: float = 60.0
     """Seconds that the slow tier may take for one expert; then the request fails."""
+    park: ParkSettings = field(default_factory=ParkSettings)
+    """What becomes of conversations between requests."""
     slots: int | None = None
     """Expert slots per class, instead of what `memory` allows (for tests and experiments)."""
 

@@ -224,6 +224,14 @@ class Ledger:
         if slots is not None:
             phase.slots = (phase.slots or 0) + int(slots)
 
+    def so_far(self) -> dict[str, int]:
+        """Nanoseconds of each phase until now, for showing; for the thread that uses the ledger."""
+        shown = {name: phase.ns for name, phase in self._phases.items() if phase.calls}
+        shown["other"] = self._other.ns
+        if self._current is not None:
+            shown[self._current.name] += self._clock() - self._mark
+        return shown
+
     def close(self, status: Status) -> LedgerRecord:
         """End every open phase and the ledger. Call it once, when the first byte was written."""
         if self._current is None:
