@@ -37,7 +37,7 @@ class NoAnswer(SlotwiseError):
 
 @dataclass
 class Stamps:
-    """Monotonic ns of the last write, and of every read with how many bytes were there by then."""
+    """Monotonic ns: when the last write began, and when the first and the last read returned."""
 
     wrote_ns: int | None = None
     first_read_ns: int | None = None
@@ -58,9 +58,9 @@ class _Stream(NetworkStream):
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._inner.write(buffer, timeout)
-        if buffer:
+        if buffer:  # before the call: on a busy machine the answer can be there when it returns
             self._stamps.wrote_ns = time.perf_counter_ns()
+        self._inner.write(buffer, timeout)
 
     def close(self) -> None:
         self._inner.close()

@@ -96,22 +96,24 @@ class Sizer:
         self.learnt[size] = (body, size - tokens)
 
     def _by_trying(self, size: int, chars: int, salted: Callable[[int], str], most: int) -> int:
-        best, least, seen = chars, sys.maxsize, set[int]()
+        """Closes in from both sides; tokens grow with characters, but for a few at a cut."""
+        low, high = 0, most + 1
+        best, least = chars, sys.maxsize
         for _ in range(MOST_TRIES):
-            count = self.tokenize(salted(chars)) if self.tokenize else None
+            text = salted(chars)
+            count = self.tokenize(text) if self.tokenize else None
             if count is None:
-                return best
-            seen.add(chars)
+                break
+            self.chars_per_token = max(0.5, len(text) / max(1, count))
             missing = size - count - (self.overhead or 0)
             if abs(missing) < least:
                 best, least = chars, abs(missing)
-            if not missing:
+            low, high = (max(low, chars), high) if missing > 0 else (low, min(high, chars))
+            if not missing or high - low <= 1:
                 break
-            chars = max(1, min(most, chars + _step(missing, self.chars_per_token)))
-            while chars in seen and 1 < chars < most:
-                chars += 1 if missing > 0 else -1
-            if chars in seen:
-                break
+            chars += _step(missing, self.chars_per_token)
+            if not low < chars < high:
+                chars = (low + high) // 2
         return best
 
 

@@ -125,10 +125,16 @@ def _table(rows: Sequence[Row]) -> RenderableType:
 
 
 def _estimate(estimate: Estimate | None) -> str:
+    """`45.1 ± 2.0`; the interval itself where it is not symmetric."""
     if estimate is None:
         return "-"
-    low_high = f" {wording.interval_text(estimate)}" if estimate.has_interval else ""
-    return f"{wording.number(estimate.value)}{low_high}"
+    text = wording.number(estimate.value)
+    if estimate.low is None or estimate.high is None:
+        return text
+    below, above = estimate.value - estimate.low, estimate.high - estimate.value
+    if abs(above - below) > 1e-6 * max(above, below):
+        return f"{text} {wording.interval_text(estimate)}"
+    return f"{text} ± {wording.number(above)}"
 
 
 def _value(estimate: Estimate | None) -> str:

@@ -27,8 +27,9 @@ from slotwise.ladder.schedule import Block, Step, schedule
 from slotwise.ladder.service import Service
 
 ERRORS_IN_A_ROW = 3
-NO_REUSE = {"llama.cpp": {"cache_prompt": False}}
-"""Fields that keep a server from reusing the tokens before the salt (the chat template's)."""
+FIELDS = {"llama.cpp": {"cache_prompt": False, "ignore_eos": True}}
+"""What a server is asked beside, by its name: not to reuse even the tokens before the salt (the
+chat template's), and not to end an answer early."""
 
 LIMITATIONS = (
     "client and server share what this machine has when the server is local",
@@ -168,16 +169,15 @@ class _Driver:
             model = self.plan.model or _first_model(client)
         except NoAnswer as error:
             raise Refused([_no_server(client.url, str(error))]) from error
-        fields = {**self._no_reuse(identity), **arm.fields}
+        usual = FIELDS.get(identity["software"] or "", {})
+        fields = {**usual, **({"cache_prompt": True} if usual and self.plan.reuse else {}),
+                  **arm.fields}  # fmt: skip
         entry = next(a for a in self.record.data["arms"] if a["name"] == arm.name)
         entry["servers"].append(identity)
         entry["fields"] = _kept_fields(fields)
         sizer = self.sizers.setdefault(client.url, Sizer())
         sizer.tokenize = _tokenizer(client, model)
         return Target(arm=arm, client=client, model=model, fields=fields, sizer=sizer)
-
-    def _no_reuse(self, identity: dict[str, Any]) -> dict[str, Any]:
-        return {} if self.plan.reuse else NO_REUSE.get(identity["software"] or "", {})
 
     def _url(self, arm: Arm) -> str:
         url = arm.url or self.plan.url

@@ -94,8 +94,8 @@ def _sample() -> dict[str, Any]:
         "passage": {**_COUNT, "description": "Where in the text the prompt begins."},
         "http_status": _or_null(_COUNT),
         "began_ns": {**_COUNT, "description": "On the run's clock, before the request was sent."},
-        "sent_ns": {**_or_null(_COUNT), "description": "On the run's clock: the last byte was "
-                                                       "written. Zero of the edges."},
+        "sent_ns": {**_or_null(_COUNT), "description": "On the run's clock: the last bytes were "
+                                                       "handed over. Zero of the edges."},
         "edges_ms": _object(edge),
         "token_ms": {"type": "array", "items": {"type": "number"},
                      "description": "Each event that carried tokens; one may carry several."},
