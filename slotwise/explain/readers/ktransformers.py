@@ -32,6 +32,7 @@ _BLOCK = re.compile(
 _BATCH = re.compile(rf"\bprefill_batch_i: ({INT})")
 _STEP = re.compile(rf"Model execution time \((?:GPU|CPU|NPU)\): ({NUM}) ms, {NUM} tokens/s")
 _SHAPE = re.compile(rf"(?:ids of shape )?torch\.Size\(\[1, ({INT})\]\)")
+_LENGTH = re.compile(r"\.py\[\d{1,6}\]: get input ids of shape torch\.Size")
 _TYPED = re.compile(rf"(Prefill|Decode) token/s\S{{0,20}}[:：]\s*({NUM})", re.IGNORECASE)
 _STEP_WHY = "prompt tokens of the steps / their time; the printed rate is 1 / time"
 _CANNOT_STEPS = (
@@ -73,11 +74,7 @@ class KTransformersReader:
                 score += 0.4
             elif line.startswith(("total duration:", "load duration:")):
                 return 0.0  # Ollama prints the same block with these two lines
-            elif (
-                _TYPED.search(line)
-                or _BLOCK.match(line)
-                or ("/ktransformers/" in line and _SHAPE.search(line))
-            ):
+            elif _TYPED.search(line) or _BLOCK.match(line) or _LENGTH.search(line):
                 score += 0.2
             elif "ktransformers" in line:
                 named = 0.1  # prose names it too
