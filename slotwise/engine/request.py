@@ -52,6 +52,8 @@ class Extras:
     """Set by the caller to end the answer in order: it is `done`, not cancelled."""
     on_progress: Callable[[ReadProgress], None] | None = None
     """Called by the engine's thread before each layer of the prompt read."""
+    on_ledger: Callable[[LedgerRecord], None] | None = None
+    """Called by the engine's thread when the first token is out."""
     edges: Callable[[], Edges] = Edges
     """Asked for when the request has ended."""
 
@@ -169,6 +171,8 @@ class Request:
     def _close_ledger(self, status: Status) -> None:
         self._books.ledger = record = self._ledger.close(status)
         self._books.tally = DecodeTally(start_ns=record.end_ns)
+        if self._extras.on_ledger is not None:
+            self._extras.on_ledger(record)
         self._start_refill()
 
     def _start_refill(self) -> None:

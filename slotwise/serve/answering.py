@@ -59,6 +59,7 @@ class Answering:
                 reuse=ask.reuse,
                 enough=job.enough,
                 on_progress=self._progress if ask.progress else None,
+                on_ledger=job.post if ask.progress else None,
                 edges=job.stamps.edges,
             ),
         )

@@ -14,7 +14,7 @@ from slotwise.engine.text import Prompt
 from slotwise.serve.ask import Ask
 from slotwise.serve.faults import ApiError
 from slotwise.serve.pieces import Piece
-from slotwise.trace.ledger import CLOCK
+from slotwise.trace.ledger import CLOCK, LedgerRecord
 from slotwise.trace.record import Edges, RequestRecord
 
 Finish = Literal["stop", "length"]
@@ -43,7 +43,7 @@ class Done:
     record: RequestRecord
 
 
-Event = Piece | Progress | Done | ApiError
+Event = Piece | Progress | LedgerRecord | Done | ApiError
 Post = Callable[[Event], None]
 
 

@@ -11,6 +11,7 @@ from slotwise.serve.ask import Ask
 from slotwise.serve.faults import ApiError
 from slotwise.serve.jobs import Done, Progress
 from slotwise.serve.pieces import Piece, TokenEntry
+from slotwise.trace.ledger import LedgerRecord
 from slotwise.trace.record import RequestRecord
 from slotwise.weights.tokenizer import Tokenizer
 
@@ -67,10 +68,12 @@ class Replies:
             choice = {"index": 0, "delta": delta, "logprobs": self._logprobs(piece.entries)}
         return self._chunk([{**choice, "finish_reason": None}])
 
-    def progress(self, progress: Progress) -> Object:
-        """llama.cpp's `prompt_progress`, and where the time went so far."""
+    def progress(self, progress: Progress | LedgerRecord) -> Object:
+        """llama.cpp's `prompt_progress`, and where the time went so far; then the ledger."""
         empty = {"delta": {}} if self._chat else {"text": ""}
         chunk = self._chunk([{"index": 0, **empty, "finish_reason": None}])
+        if isinstance(progress, LedgerRecord):
+            return {**chunk, "slotwise_ledger": progress.to_dict()}
         chunk["prompt_progress"] = {
             "total": progress.prompt,
             "cache": progress.reused,

@@ -14,6 +14,7 @@ from slotwise.serve.guard import fault_response
 from slotwise.serve.jobs import Done, Event, Job, Progress
 from slotwise.serve.pieces import Piece
 from slotwise.serve.replies import SSE_DONE, SSE_PING, Replies, dumps, error_event, sse
+from slotwise.trace.ledger import LedgerRecord
 
 Events = asyncio.Queue[Event]
 HEADERS = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
@@ -91,8 +92,8 @@ class AnswerResponse:
                 return
             await self._event(out, event)
 
-    async def _event(self, out: _Out, event: Piece | Progress) -> None:
-        if isinstance(event, Progress):
+    async def _event(self, out: _Out, event: Piece | Progress | LedgerRecord) -> None:
+        if isinstance(event, Progress | LedgerRecord):
             await out.event(sse(self._replies.progress(event)))
             return
         await out.event(sse(self._replies.chunk(event)))
