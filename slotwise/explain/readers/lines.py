@@ -170,6 +170,7 @@ def feed_lines(sink: Sink, lines: bytes, line_no: int) -> int:
 def _feed_runs(sink: BulkSink, bulk: bytes, block: bytes, line_no: int) -> int:
     """Let the reader take runs of bulk lines in one piece, and what is between them in another."""
     at, size, start = 0, len(block), b"\n" + bulk
+    block += b"\n"  # so that the last line is as long as the others of its run
     while at <= size:
         if block.startswith(bulk, at):
             count, at = sink.feed_bulk(line_no, block, at)
