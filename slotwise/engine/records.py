@@ -60,7 +60,7 @@ class RequestBooks:
         """Before the read: how long until the first token, by what earlier requests took."""
         settings, experts = self._loaded.settings, self._loaded.experts
         n = max(0, self.prompt - self.reused - 1)
-        planned = Read(tokens=n, start=self.reused, chunk=min(settings.chunk, settings.context))
+        planned = Read(tokens=n, chunk=min(settings.chunk, settings.context))
         if experts is not None:
             layout, pool = experts.layout, experts.pool
             self._missing_bytes = expected_bytes(

@@ -10,7 +10,6 @@ from slotwise.trace.ledger import LedgerRecord, PhaseRecord
 from slotwise.trace.record import Forecast
 
 MS = 1_000_000
-BANDWIDTH = 1e9  # a byte a nanosecond
 
 
 def ledger(**phases: int) -> LedgerRecord:
@@ -26,19 +25,13 @@ def ledger(**phases: int) -> LedgerRecord:
     )
 
 
-def compute_ns(read: Read) -> int:
-    """1 ms a token, 10 ms a chunk, 2 us for each token and position."""
-    return int(read.costs() @ np.array([1 * MS, 10 * MS, 2_000]))
-
-
-def took(read: Read, *, bytes_read: int = 0, hidden: float = 1.0) -> LedgerRecord:
-    compute = compute_ns(read)
-    wait = max(0, int(bytes_read - hidden * min(bytes_read, compute)))
+def took(tokens: int, *, each: int = MS, wait: int = 0) -> LedgerRecord:
+    """`each` ns of compute a token."""
     return ledger(
         lookup=MS,
-        lend=max(read.chunks) * 1000,
-        read__attention=compute // 2,
-        read__expert_compute=compute - compute // 2,
+        lend=1000 * tokens,
+        read__attention=tokens * each // 2,
+        read__expert_compute=tokens * each // 2,
         read__expert_wait=wait,
         first_window=20 * MS,
         sample=MS,
@@ -46,84 +39,79 @@ def took(read: Read, *, bytes_read: int = 0, hidden: float = 1.0) -> LedgerRecor
     )
 
 
-def read(tokens: int, start: int = 0) -> Read:
-    return Read(tokens=tokens, start=start, chunk=512)
+def read(tokens: int) -> Read:
+    return Read(tokens=tokens, chunk=4096)
 
 
-def learnt(*sizes: int, bandwidth: float | None = None) -> Forecaster:
-    forecaster = Forecaster(bandwidth=bandwidth)
-    for tokens in sizes:
-        forecaster.learn(read(tokens), took(read(tokens)), missing_bytes=0, bytes_read=0)
+def learnt(*costs: tuple[int, int]) -> Forecaster:
+    """From reads of (tokens, ns a token)."""
+    forecaster = Forecaster()
+    for tokens, each in costs:
+        forecaster.learn(read(tokens), took(tokens, each=each), missing_bytes=0, bytes_read=0)
     return forecaster
 
 
-def foretold(forecaster: Forecaster, planned: Read, missing_bytes: float = 0) -> Forecast:
-    return forecaster.forecast(planned, so_far_ns=MS, missing_bytes=missing_bytes)
+def foretold(forecaster: Forecaster, tokens: int, missing_bytes: float = 0) -> Forecast:
+    return forecaster.forecast(read(tokens), so_far_ns=MS, missing_bytes=missing_bytes)
 
 
 def test_without_an_earlier_request_there_is_none() -> None:
-    assert foretold(learnt(), read(512)) == Forecast()
-    data = Forecast().__dict__
-    assert set(data.values()) == {None}
+    assert foretold(learnt(), 512) == Forecast()
+    assert set(vars(Forecast()).values()) == {None}
 
 
 def test_a_prompt_of_a_known_size_takes_as_long_as_before() -> None:
-    assert foretold(learnt(512), read(512)).time_to_first_token_ns == pytest.approx(
-        took(read(512)).wall_ns, rel=1e-6
-    )
-
-
-@pytest.mark.parametrize("tokens", [100, 700, 2048, 3000])
-def test_three_sizes_tell_tokens_chunks_and_positions_apart(tokens: int) -> None:
-    forecaster = learnt(75, 512, 2048, 512, 75)
-    expected = took(read(tokens)).wall_ns
-    assert foretold(forecaster, read(tokens)).time_to_first_token_ns == pytest.approx(
-        expected, rel=1e-6
-    )
-
-
-def test_a_read_behind_a_kept_conversation_looks_at_more_positions() -> None:
-    forecaster = learnt(75, 512, 2048)
-    later = foretold(forecaster, read(512, start=1000)).read_compute_ns
-    assert later == pytest.approx(compute_ns(read(512, start=1000)), rel=1e-6)
+    first = foretold(learnt((512, 2 * MS)), 512).time_to_first_token_ns
+    assert first == pytest.approx(took(512, each=2 * MS).wall_ns)
 
 
 def test_one_size_is_scaled_by_its_tokens() -> None:
-    forecaster = learnt(512, 512)
-    half = foretold(forecaster, read(256)).read_compute_ns
-    assert half == pytest.approx(compute_ns(read(512)) / 2, rel=1e-6)
+    assert foretold(learnt((512, MS)), 256).read_compute_ns == pytest.approx(256 * MS)
+    assert foretold(learnt((512, MS)), 2048).read_compute_ns == pytest.approx(2048 * MS)
+
+
+def test_between_two_sizes_a_token_costs_something_between() -> None:
+    forecaster = learnt((100, 4 * MS), (1600, MS))
+    assert foretold(forecaster, 400).read_compute_ns == pytest.approx(400 * 2 * MS)
+    assert foretold(forecaster, 50).read_compute_ns == pytest.approx(50 * 4 * MS)
+    assert foretold(forecaster, 3200).read_compute_ns == pytest.approx(3200 * MS)
+
+
+def test_of_one_size_the_newest_count() -> None:
+    """A machine that became twice as slow is believed after two requests."""
+    forecaster = learnt(*[(512, MS)] * 9, (500, 2 * MS))
+    assert foretold(forecaster, 512).read_compute_ns == pytest.approx(512 * MS)
+    forecaster.learn(read(500), took(500, each=2 * MS), missing_bytes=0, bytes_read=0)
+    assert foretold(forecaster, 512).read_compute_ns == pytest.approx(512 * 2 * MS)
+
+
+def test_the_first_request_is_forgotten_when_there_are_others() -> None:
+    forecaster = learnt((75, 9 * MS), (512, MS), (2048, MS))
+    assert foretold(forecaster, 75).read_compute_ns == pytest.approx(75 * 9 * MS)
+    forecaster.learn(read(512), took(512), missing_bytes=0, bytes_read=0)
+    assert foretold(forecaster, 75).read_compute_ns == pytest.approx(75 * MS)
 
 
 def test_nothing_to_read_needs_only_what_comes_after() -> None:
-    assert foretold(learnt(512), read(0)).time_to_first_token_ns == 23 * MS
-    assert foretold(learnt(512), read(0)).read_bytes == 0
+    assert foretold(learnt((512, MS)), 0).time_to_first_token_ns == 23 * MS
+    assert foretold(learnt((512, MS)), 0).read_bytes == 0
 
 
-def test_what_the_compute_does_not_hide_is_waited_for() -> None:
-    """Half of the compute hides reading: learnt once, it holds for other sizes and other bytes."""
-    forecaster = learnt(75, 512, 2048, bandwidth=BANDWIDTH)
-    nbytes = 300 * MS
-    ledger = took(read(512), bytes_read=nbytes, hidden=0.5)
-    forecaster.learn(read(512), ledger, missing_bytes=nbytes, bytes_read=nbytes)
-    for missing in (nbytes, nbytes // 3, 5_000 * MS):
-        wait = foretold(forecaster, read(512), missing_bytes=missing).read_wait_ns
-        assert wait == pytest.approx(missing - 0.5 * min(missing, compute_ns(read(512))), rel=1e-6)
+def test_waiting_goes_with_the_bytes_to_read() -> None:
+    forecaster = Forecaster()
+    forecaster.learn(read(512), took(512, wait=300), missing_bytes=1000.0, bytes_read=1000)
+    assert foretold(forecaster, 512, missing_bytes=200.0).read_wait_ns == 60
 
 
 def test_a_guess_of_the_bytes_is_corrected_by_what_was_read() -> None:
-    forecaster = learnt(512, bandwidth=BANDWIDTH)
-    forecaster.learn(read(512), took(read(512)), missing_bytes=100.0, bytes_read=80)
-    assert foretold(forecaster, read(512), missing_bytes=1000.0).read_bytes == 800
+    forecaster = Forecaster()
+    forecaster.learn(read(512), took(512), missing_bytes=100.0, bytes_read=80)
+    assert foretold(forecaster, 512, missing_bytes=1000.0).read_bytes == 800
 
 
-def test_the_newest_requests_count() -> None:
-    """A machine that became twice as slow is believed after a while."""
-    forecaster = learnt(*[512] * 40)
-    slow = ledger(read__attention=2 * compute_ns(read(512)), first_window=MS, sample=0, emit=0)
-    for _ in range(16):
-        forecaster.learn(read(512), slow, missing_bytes=0, bytes_read=0)
-    compute = foretold(forecaster, read(512)).read_compute_ns
-    assert compute == pytest.approx(2 * compute_ns(read(512)), rel=1e-6)
+def test_chunks_of_a_read() -> None:
+    assert Read(tokens=1100, chunk=512).chunks == [512, 512, 76]
+    assert Read(tokens=1024, chunk=512).chunks == [512, 512]
 
 
 HEAT = np.array([[8.0, 4.0, 4.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
