@@ -35,12 +35,12 @@ types: $(TESTS) ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The wheel of llama.cpp that the tests use is not built for this processor; for one that is:
-# make bench PEER=llama-cpp-python:/a/venv/bin/python
-PEER = xllamacpp:$(BIN)/python
+# make bench PEER=llama.cpp:/a/venv/bin/python
+PEER = llama.cpp
 BENCH_MODEL = demo/smollm2-32x4-q4_1.gguf
 
-bench: $(TESTS) $(BENCH_MODEL) ## decode and read speed, side by side with llama.cpp
-	$(BIN)/python -m bench.side_by_side $(BENCH_MODEL) --peer $(PEER)
+bench: $(TESTS) $(BENCH_MODEL) ## in little memory and in enough, against llama.cpp
+	$(BIN)/slotwise bench $(BENCH_MODEL) --memory 900MiB --against $(PEER)
 
 $(BENCH_MODEL): $(MODEL)
 	$(BIN)/python -c 'from pathlib import Path; from slotwise.demo.models import build_streaming, find_smollm2; build_streaming(find_smollm2(), Path("$@"))'
