@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -162,7 +164,8 @@ class Child:
 
     def kill(self) -> None:
         """Ends it now, whatever it does, and frees what belongs to it."""
-        self._process.kill()
+        with suppress(ProcessLookupError):  # with whatever it has started: it leads its session
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(BrokenPipeError):  # what it was not there to read any more

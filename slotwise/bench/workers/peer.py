@@ -1,4 +1,4 @@
-"""llama.cpp on the other side of a pipe, through its C API, from either of two packages.
+"""llama.cpp on the other side of a pipe, through its C API, from the package llama-cpp-python.
 
 Runs in the interpreter that has the package, which need not have slotwise. What is timed is
 `llama_decode` and the wait for its logits; no sampling, no Python between the two.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -33,38 +32,7 @@ def from_llama_cpp_python() -> Any:
     )
 
 
-def from_xllamacpp() -> Any:
-    """The same of the wheel `xllamacpp`; its struct layouts are kept with the tests."""
-    path = Path(__file__).parents[3] / "tests/reference/llama_cpp.py"
-    spec = importlib.util.spec_from_file_location("llama_cpp_structs", path)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"cannot load {path}")
-    structs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(structs)
-    library = structs._library()
-    pointer, i32 = ctypes.c_void_p, ctypes.c_int32
-    tokens = ctypes.POINTER(i32)
-    for name, result, arguments in (
-        ("llama_print_system_info", ctypes.c_char_p, ()),
-        ("llama_batch_get_one", structs.Batch, (tokens, i32)),
-        ("llama_get_memory", pointer, (pointer,)),
-        ("llama_memory_clear", None, (pointer, ctypes.c_bool)),
-        ("llama_set_n_threads", None, (pointer, i32, i32)),
-        ("llama_synchronize", None, (pointer,)),
-        (
-            "llama_tokenize",
-            i32,
-            (pointer, ctypes.c_char_p, i32, tokens, i32, ctypes.c_bool, ctypes.c_bool),
-        ),
-    ):
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    library.package = f"xllamacpp {version('xllamacpp')}"
-    library.ggml = _ggml_version(Path(library._name))
-    return library
-
-
-PACKAGES = {"llama-cpp-python": from_llama_cpp_python, "xllamacpp": from_xllamacpp}
+PACKAGES = {"llama-cpp-python": from_llama_cpp_python}
 
 
 def _ggml_version(path: Path) -> str:

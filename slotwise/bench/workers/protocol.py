@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 Answer = dict[str, Any]
 
 
-def storage_bytes() -> int | None:
-    """What this process has had fetched from storage so far, as the kernel counts it; direct reads
+def storage_bytes(process: str = "self") -> int | None:
+    """What a process has had fetched from storage so far, as the kernel counts it; direct reads
     and page faults alike. None where it does not count."""
     try:
-        with open("/proc/self/io") as file:  # noqa: PTH123 - as few imports as can be
+        with open(f"/proc/{process}/io") as file:  # noqa: PTH123 - as few imports as can be
             return int(dict(line.split(":") for line in file)["read_bytes"])
     except (OSError, KeyError, ValueError):
         return None
