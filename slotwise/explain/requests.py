@@ -104,8 +104,8 @@ class Requests(Sequence[Request]):
             raise SlotwiseError(
                 f"{len(self):,} requests were read, and no more can be kept in "
                 f"{tempfile.gettempdir()}: {error.strerror or error}",
-                next_step="Free space there (about a tenth of the log), or set TMPDIR to a "
-                "folder that has it.",
+                next_step="Free space there (about 1 kB a request), or set TMPDIR to a folder "
+                "that has it.",
             ) from error
         self._last = []
 
