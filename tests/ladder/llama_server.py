@@ -1,4 +1,4 @@
-"""Starts llama.cpp's real server on a model file, for tests; prints its address, serves until killed.
+"""Starts llama.cpp's real server on a model file, prints its address, serves until killed.
 
 A program of its own: `python llama_server.py MODEL [PORT]`.
 """
