@@ -181,7 +181,8 @@ function facts(record) {
     list.push(["conversation", `${conversation.mode}: ${found}${from}`]);
   }
   if (loan) list.push(["expert slots lent", `${count(loan.slots)} to the prompt read`]);
-  if (refill) list.push(["refill", `${refill.policy}: ${count(refill.slots)} filled, waited ${milliseconds(refill.waited_ns)} ms`]);
+  if (loan) list.push(["of them empty", `${count(Math.max(0, loan.slots - (refill?.slots || 0)))} when the answer ended`]);
+  if (refill) list.push(["refill", `${refill.policy}: ${count(refill.slots)} filled, the request waited ${milliseconds(refill.waited_ns)} ms`]);
   const rate = hitRate(record.decode_experts);
   if (rate !== null) list.push(["decode's experts", `${share(rate)} were in an expert slot`]);
   const read = hitRate(record.prefill_experts);
