@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,6 +128,9 @@ def restore(
     while not outcome.restored and outcome.attempts < ATTEMPTS:
         outcome.attempts += 1
         say(f"restoring production (attempt {outcome.attempts} of {ATTEMPTS})")
+        if outcome.attempts > 1:  # what came up was not it, or only half of it
+            with suppress(SlotwiseError):
+                processes.run_to_end(service.stop, seconds=service.stop_seconds)
         _start_production(client, service, outcome)
     step = "restored" if outcome.restored else "not-restored"
     if warning := journal.write_if_possible(step, attempts=outcome.attempts):
