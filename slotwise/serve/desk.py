@@ -113,6 +113,14 @@ class Desk:
                 self._leaving.append(job)
                 self._changed.notify()
 
+    def expire(self, job: Job) -> None:
+        """Its time is up: what there is of the answer is all of it."""
+        job.out_of_time = True
+        waited = job in self._queue
+        self.withdraw(job)
+        if waited:
+            job.post(_out_of_time())
+
     def stop(self) -> None:
         """No more requests: those in the queue are refused, the one that runs is finished."""
         with self._changed:
@@ -234,7 +242,7 @@ class Desk:
             Answering(answerer, job, most=self._max_tokens).run()
         except Cancelled:
             if job.out_of_time:
-                job.post(ApiError(504, "the time limit was reached", code="time_limit"))
+                job.post(_out_of_time())
         except Exception as error:
             fault = from_exception(error)
             if fault.status >= 500:
@@ -250,6 +258,10 @@ class Desk:
         if job is not None:
             job.record = record
         self._on_record(job, record)
+
+
+def _out_of_time() -> ApiError:
+    return ApiError(504, "the time limit was reached before the first token", code="time_limit")
 
 
 def _nothing() -> None:

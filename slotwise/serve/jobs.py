@@ -97,10 +97,6 @@ class Job:
         self.cancel.set()
         self.written.set()
 
-    def stop_for_time(self) -> None:
-        self.out_of_time = True
-        self.abandon()
-
     def summary(self) -> dict[str, Any]:
         """For /v1/requests while it has not ended."""
         return {

@@ -46,7 +46,8 @@ class AnswerResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         out = _Out(send, self._job)
-        timer = asyncio.get_running_loop().call_later(self._seconds, self._job.stop_for_time)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._seconds, self._desk.expire, self._job)
         try:
             async with _watching(receive):
                 if self._job.ask.stream:

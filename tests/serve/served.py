@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from slotwise.engine.engine import Engine
 from slotwise.engine.session import open_answerer
 from slotwise.engine.settings import EngineSettings
+from slotwise.errors import Interrupted
 from slotwise.serve.app import Service
 from slotwise.serve.command import Server
 from slotwise.serve.settings import ServeSettings
@@ -118,14 +119,19 @@ class Served:
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 6, **more}
         return self.post("/v1/completions", body)
 
-    def start_chat(self, **more: Any) -> http.client.HTTPResponse:
-        """A stream whose head has come; the rest is for the caller to read, or not."""
+    @contextmanager
+    def start_chat(self, **more: Any) -> Iterator[http.client.HTTPResponse]:
+        """A stream whose head has come; the rest is for the caller to read, or to hang up on."""
         connection = self.connect()
         body = {"messages": HI, "temperature": 0, "stream": True, **more}
         connection.request("POST", "/v1/chat/completions", body=json.dumps(body))
         response = connection.getresponse()
-        assert response.status == 200
-        return response
+        try:
+            assert response.status == 200
+            yield response
+        finally:
+            response.close()
+            connection.close()
 
     def wait_for(self, what: Any) -> None:
         """Until `what()` is true; fails after a while, however busy the machine."""
@@ -153,7 +159,12 @@ def serving(model: Path, **chosen: Any) -> Iterator[Served]:
     settings = ServeSettings(port=0, **own)
     service = Service(lambda: open_answerer(model, engine, None), settings, model_name=model.stem)
     server = Server(service, say=lambda _line: None)
-    thread = threading.Thread(target=server.run_to_the_end, name="server")
+
+    def run() -> None:
+        with suppress(Interrupted):  # by a second signal
+            server.run_to_the_end()
+
+    thread = threading.Thread(target=run, name="server")
     thread.start()
     try:
         end = time.monotonic() + PATIENCE

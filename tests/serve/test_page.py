@@ -78,7 +78,7 @@ def test_tokens_stream_and_escape_stops_them(served: Served, browser: Browser) -
             assert page.is_disabled("#send")
             page.keyboard.press("Escape")
             page.wait_for_selector(".problem")
-            assert page.inner_text(".problem") == "(stopped)"
+            assert page.inner_text(".problem").strip() == "(stopped)"
             gate.open()
             page.wait_for_selector("#send:enabled")
     finally:
