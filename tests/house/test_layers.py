@@ -31,7 +31,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "findings": (TRACE, {"click"}),
     "ladder": (TRACE | {"explain", "findings"}, {"click", "httpcore2", "jinja2", "rich"}),
     "bench": (BELOW_ENGINE | {"engine", "explain"}, {"click", "numpy", "rich", "scipy"}),
-    "serve": (BELOW_ENGINE | {"engine"}, {"starlette", "uvicorn"}),
+    "serve": (
+        BELOW_ENGINE | {"engine"},
+        {"h11", "prometheus_client", "pydantic", "pydantic_core", "starlette", "uvicorn"},
+    ),
 }
 KIT = ("trace", "explain", "findings", "ladder")
 """Runs where there is no ggml."""
