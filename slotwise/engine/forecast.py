@@ -11,7 +11,7 @@ foretold with a number that was not measured here.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
@@ -148,4 +148,5 @@ def expected_bytes(
     # A tenth of it spread evenly: what was not chosen so far may be.
     chance = np.minimum(1.0, n_used * (0.9 * share + 0.1 * even))
     absent = np.where(resident, 0.0, slot_bytes[:, None])
-    return float(sum((absent * (1.0 - (1.0 - chance) ** n)).sum() for n in chunks))
+    each = Counter(chunks).items()  # nearly all are of one size
+    return float(sum(times * (absent * (1.0 - (1.0 - chance) ** n)).sum() for n, times in each))
