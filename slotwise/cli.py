@@ -53,7 +53,7 @@ def app() -> None:
 @click.option(
     "--chunk",
     type=click.IntRange(1),
-    default=512,
+    default=2048,
     show_default=True,
     help="Prompt tokens read at once to plan for.",
 )

@@ -49,6 +49,8 @@ class Engine:
             experts=loaded.experts,
             arena=loaded.arena,
             chunk=min(loaded.settings.chunk, loaded.settings.context),
+            gemm=loaded.settings.gemm,
+            crew=loaded.crew,
         )
 
     @classmethod
@@ -191,6 +193,8 @@ class Engine:
             experts=loaded.experts,
             arena=loaded.arena,
             chunk=chunk or loaded.settings.chunk,
+            gemm=loaded.settings.gemm,
+            crew=loaded.crew,
         )
         rows = []
         reader.read(

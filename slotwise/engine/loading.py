@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from slotwise.engine.chunk import Shape, scratch_bytes, work_bytes
 from slotwise.engine.decode import Windows, window_bytes
 from slotwise.engine.dense import DenseWeights
-from slotwise.engine.expert_gemm import ExpertGemm
 from slotwise.engine.kv import KeyValueState, open_state, padded, state_bytes
 from slotwise.engine.memory import Budget, MemoryPlan, available, divide
 from slotwise.engine.settings import EngineSettings
@@ -183,7 +182,7 @@ class Loaded:
     experts: Experts | None
     arena: Buffer | None
     store: ExpertStore | None
-    gemm: ExpertGemm | None
+    crew: Crew | None
     resources: ExitStack
 
     def close(self) -> None:
@@ -225,11 +224,9 @@ def load(
             stack.callback(experts.close)
             experts.warm(progress=_named(progress, "expert slots"))
         network = assemble(drawing, weights, state, plan.slots, arena or NoMemory())
-        gemm = None
-        if experts is not None and settings.gemm is not None:
-            crew = Crew(settings.gemm.threads)
+        crew = Crew(settings.gemm.threads) if settings.gemm else None
+        if crew is not None:
             stack.callback(crew.close)
-            gemm = ExpertGemm(network, crew, from_rows=settings.gemm.from_rows)
         windows = Windows(
             network,
             context=settings.context,
@@ -247,7 +244,7 @@ def load(
             experts,
             arena,
             store,
-            gemm,
+            crew,
             stack.pop_all(),
         )
 
@@ -274,6 +271,7 @@ def _open_experts(
         io_lanes=settings.io_lanes,
         profile=profile,
         refill=settings.refill,
+        lookahead=settings.lookahead,
         read_limit=settings.read_limit,
         on_event=on_event,
     )

@@ -14,6 +14,7 @@ from slotwise.errors import UsageError
 KvType = Literal["f16", "f32"]
 RefillPolicy = Literal["deferred", "blocking", "lazy"]
 SlotPolicy = Literal["two-rate", "lfu", "lru"]
+LookAheadMode = Literal["auto", "on", "off"]
 
 _MOST = {"threads": 512, "context": 2**31 - 1}
 """ggml's limits; it crashes beyond them."""
@@ -31,7 +32,7 @@ class EngineSettings:
     """None: as many as this process may use."""
     context: int = 4096
     """Tokens of one conversation, prompt and answer together."""
-    chunk: int = 512
+    chunk: int = 2048
     """Tokens of the prompt read at once. Changes rounding, unless `exact`."""
     exact: bool = False
     """Quantised products only: the same bits whatever the chunk, at the price of a slower read."""
@@ -40,6 +41,8 @@ class EngineSettings:
     kv_type: KvType = "f16"
     refill: RefillPolicy = "deferred"
     policy: SlotPolicy = "two-rate"
+    lookahead: LookAheadMode = "auto"
+    """Whether decode reads what the next layer will probably want."""
     profile: Path | None = None
     pack: Path | None = None
     """None: beside the model, if there is one."""
@@ -67,6 +70,7 @@ class EngineSettings:
             ("kv_type", ("f16", "f32")),
             ("refill", ("deferred", "blocking", "lazy")),
             ("policy", get_args(SlotPolicy)),
+            ("lookahead", get_args(LookAheadMode)),
         ):
             if getattr(self, name) not in allowed:
                 raise UsageError(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slotwise.engine.places import Places
+from slotwise.kernels.gemm import HostProducts
 from slotwise.kernels.graph import Graph, Tensor, Weights
 from slotwise.models.base import Architecture, LayerState, Routed, StepInputs
 from slotwise.models.layers import SlotTensors, top
@@ -35,14 +36,23 @@ class Network:
 class Stages:
     """Appends stages to a graph, for a batch of `n_tokens` over `n_kv` positions."""
 
-    def __init__(self, network: Network, places: Places, n_tokens: int, n_kv: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        places: Places,
+        n_tokens: int,
+        n_kv: int,
+        *,
+        host: HostProducts | None = None,
+    ) -> None:
         self._net, self._places, self._n, self._n_kv = network, places, n_tokens, n_kv
+        self._host = host
         self._h = network.architecture.hyper
 
     def new_graph(self) -> Graph:
         """Room for any stage, or for the experts of a layer and the attention of the next. ggml
         aborts the process when it is too small; `combine` takes two ops for each chosen expert."""
-        return Graph(160 + 2 * self._h.n_used)
+        return Graph(160 + 2 * self._h.n_used, host=self._host)
 
     def embed(self, g: Graph) -> Tensor:
         tokens = self._places.leaf(g, "tokens")
@@ -66,6 +76,11 @@ class Stages:
         self._places.receive(g, "hidden", routed.hidden)
         self._places.receive(g, "ranking", routed.ranking)
         self._places.receive(g, "weights", routed.weights)
+
+    def foresee(self, g: Graph, layer: int, x: Tensor) -> None:
+        """What the router of `layer` says of `x`, which has not yet been through the layer."""
+        ranking = self._net.architecture.foresee(g, self._net.weights, layer, x)
+        self._places.receive(g, "foreseen", ranking)
 
     def routed(self, g: Graph) -> Routed:
         """What an earlier graph's router left behind."""

@@ -14,10 +14,12 @@ from typing import Any
 import ggml
 
 from slotwise.kernels.backend import Backend, Memory
+from slotwise.kernels.gemm import HostProducts, Product
+from slotwise.kernels.lib import COMPUTE, F32, Tensor
 from slotwise.kernels.planner import DoesNotFitError, Extent, Span, peak_bytes, place
 
-Tensor = ctypes._Pointer
-"""Pointer to a `ggml_tensor`."""
+MOST_SEGMENTS = 8
+"""Of a graph with host products: attention with biases has five."""
 
 
 def shape(tensor: Tensor) -> tuple[int, ...]:
@@ -28,10 +30,10 @@ def shape(tensor: Tensor) -> tuple[int, ...]:
 class Context:
     """Owns tensor headers (not their data)."""
 
-    def __init__(self, n_tensors: int, graph_nodes: int = 0) -> None:
+    def __init__(self, n_tensors: int, graph_nodes: int = 0, *, graphs: int = 1) -> None:
         size = n_tensors * ggml.ggml_tensor_overhead() + 1024
         if graph_nodes:
-            size += ggml.ggml_graph_overhead_custom(graph_nodes, False)
+            size += graphs * ggml.ggml_graph_overhead_custom(graph_nodes, False)
         params = ggml.ggml_init_params(mem_size=size, mem_buffer=None, no_alloc=True)
         self.handle: Any = ggml.ggml_init(params)
         if not self.handle:
@@ -52,11 +54,15 @@ class Context:
 
 
 class Graph:
-    """Builder and runner. After `finish` (or `measure`) no op may be added."""
+    """Builder and runner. After `finish` (or `measure`) no op may be added.
 
-    def __init__(self, max_ops: int = 192) -> None:
-        self._context = Context(2 * max_ops, max_ops)
-        self._graph = ggml.ggml_new_graph_custom(self._context.handle, max_ops, False)
+    With `host`, dense products are computed by it between segments of ggml's ops.
+    """
+
+    def __init__(self, max_ops: int = 192, *, host: HostProducts | None = None) -> None:
+        self._max_ops, self._host = max_ops, host
+        self._context = Context(2 * max_ops, max_ops, graphs=MOST_SEGMENTS if host else 1)
+        self._steps: list[Any] = []  # segments (ggml graphs) and lists of products, in order
         self._made: dict[int, int] = {}  # root tensor address -> index of the op that makes it
         self._last_use: dict[int, int] = {}
         self._tensors: list[Tensor] = []
@@ -79,7 +85,7 @@ class Graph:
     def op(self, name: str, *args: Any) -> Tensor:
         """Appends `ggml_<name>(context, *args)` and returns its result."""
         tensor = getattr(ggml, "ggml_" + name)(self._context.handle, *args)
-        ggml.ggml_build_forward_expand(self._graph, tensor)
+        self._append(tensor)
         self._note(tensor, [a for a in args if isinstance(a, Tensor)])
         return tensor
 
@@ -91,9 +97,39 @@ class Graph:
         if sinks is not None:
             ggml.ggml_flash_attn_ext_add_sinks(tensor, sinks)
         ggml.ggml_flash_attn_ext_set_prec(tensor, ggml.GGML_PREC_F32)
-        ggml.ggml_build_forward_expand(self._graph, tensor)
+        self._append(tensor)
         self._note(tensor, [q, k, v, mask])
         return tensor
+
+    def product(self, weights: Tensor, x: Tensor) -> Tensor:
+        """weights [n_in, n_out] times x [n_in, T]: f32 [n_out, T]."""
+        if self._host is None:
+            return self.op("mul_mat", weights, x)
+        out = self._context.tensor(F32, (weights.contents.ne[1], x.contents.ne[1]))
+        if not self._beside_products(x):
+            self._steps.append([])
+        self._steps[-1].append(Product(weights, x, out))
+        self._note(out, [x])
+        return out
+
+    def _beside_products(self, x: Tensor) -> bool:
+        """Whether the last step is products of which none makes `x`."""
+        last = self._steps[-1] if self._steps else None
+        if not isinstance(last, list):
+            return False
+        return _address(_root(x)) not in [_address(product.out) for product in last]
+
+    def _segment(self) -> Any:
+        """The segment that is being built; None at the start and after a product."""
+        return None if not self._steps or isinstance(self._steps[-1], list) else self._steps[-1]
+
+    def _append(self, tensor: Tensor) -> None:
+        """The next node. Its sources are in earlier places, maybe of another segment."""
+        if self._segment() is None:
+            graph = ggml.ggml_new_graph_custom(self._context.handle, self._max_ops, False)
+            self._steps.append(graph)
+        tensor.contents.flags |= COMPUTE
+        ggml.ggml_graph_add_node(self._steps[-1], tensor)
 
     def view(
         self, source: Tensor, ne: Sequence[int], strides: Sequence[int] = (), offset: int = 0
@@ -151,10 +187,15 @@ class Graph:
 
     def work_bytes(self, threads: int) -> int:
         """Bytes ggml itself allocates beside our buffers while the graph runs."""
-        return ggml.ggml_graph_plan(self._graph, threads, None).work_size
+        segments = [s for s in self._steps if not isinstance(s, list)]
+        return max(ggml.ggml_graph_plan(s, threads, None).work_size for s in segments)
 
     def run(self, backend: Backend) -> None:
-        backend.compute(self._graph)
+        for step in self._steps:
+            if not isinstance(step, list):
+                backend.compute(step)
+            elif self._host is not None:
+                self._host.run(step)
 
 
 def _address(tensor: Tensor) -> int:

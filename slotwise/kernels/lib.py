@@ -28,6 +28,11 @@ I64: int = ggml.GGML_TYPE_I64
 
 SORT_DESCENDING: int = ggml.GGML_SORT_ORDER_DESC
 
+Tensor = ctypes._Pointer
+"""Pointer to a `ggml_tensor`."""
+
+COMPUTE: int = ggml.GGML_TENSOR_FLAG_COMPUTE
+
 TENSOR_ALIGNMENT = 64
 """Bytes. The CPU backend asks for 32; 64 is a cache line."""
 

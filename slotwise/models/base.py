@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from slotwise.kernels.graph import Graph, Tensor, Weights
 from slotwise.kernels.lib import SORT_DESCENDING
 from slotwise.models import layers
@@ -166,7 +168,7 @@ class Architecture:
         """Softmax over all experts, the k most probable, optionally normalised."""
         h, p = self.hyper, f"blk.{layer}."
         hidden = layers.rms_norm(g, x, w[p + self.ffn_norm + ".weight"], h.rms_eps)
-        logits = layers.linear(g, w, p + "ffn_gate_inp", hidden)
+        logits = layers.scores(g, w, p + "ffn_gate_inp", hidden)
         probabilities = g.op("soft_max", logits)
         ranking = g.op("argsort", probabilities, SORT_DESCENDING)
         chosen = layers.pick(g, probabilities, ranking, h.n_used)
@@ -175,6 +177,12 @@ class Architecture:
         if h.expert_scale != 1.0:
             chosen = g.op("scale", chosen, h.expert_scale)
         return Routed(hidden, ranking, chosen)
+
+    def foresee(self, g: Graph, w: Weights, layer: int, x: Tensor) -> Tensor:
+        """The router's ranking of experts for `x`, i32 [E, T], and nothing else of it."""
+        p = f"blk.{layer}."
+        hidden = layers.rms_norm(g, x, w[p + self.ffn_norm + ".weight"], self.hyper.rms_eps)
+        return g.op("argsort", layers.linear(g, w, p + "ffn_gate_inp", hidden), SORT_DESCENDING)
 
     def experts(
         self,
@@ -194,6 +202,11 @@ class Architecture:
         gate = g.op("mul_mat_id", slots.gate, rows, slot_ids)
         up = g.op("mul_mat_id", slots.up, rows, slot_ids)
         return g.op("mul_mat_id", slots.down, g.op("swiglu_split", gate, up), slot_ids)
+
+    def activate(self, gate: np.ndarray, up: np.ndarray) -> None:
+        """The same activation on the host: silu(gate) * up, f32 [rows, columns], into `gate`."""
+        up *= gate
+        layers.over_one_plus_exp(up, gate, -1.0)
 
     def dense_ffn(self, g: Graph, w: Weights, layer: int, x: Tensor) -> Tensor:
         """x + SwiGLU(norm(x)) [n_embd, T], for models without experts."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from slotwise.kernels.graph import Graph, Tensor, Weights
 from slotwise.kernels.lib import SORT_DESCENDING
 from slotwise.models import layers
@@ -38,7 +40,7 @@ class GptOss(Architecture):
         """The k largest logits, then softmax over those k only."""
         h, p = self.hyper, f"blk.{layer}."
         hidden = layers.rms_norm(g, x, w[p + self.ffn_norm + ".weight"], h.rms_eps)
-        logits = layers.linear(g, w, p + "ffn_gate_inp", hidden)
+        logits = layers.scores(g, w, p + "ffn_gate_inp", hidden)
         ranking = g.op("argsort", logits, SORT_DESCENDING)
         chosen = layers.pick(g, logits, ranking, h.n_used)
         n_tokens = x.contents.ne[1]
@@ -65,3 +67,11 @@ class GptOss(Architecture):
         up = project("up", slots.up, rows)
         activated = g.op("swiglu_oai", gate, up, SWIGLU_ALPHA, SWIGLU_LIMIT)
         return project("down", slots.down, activated)
+
+    def activate(self, gate: np.ndarray, up: np.ndarray) -> None:
+        """min(gate, L) * sigmoid(alpha * min(gate, L)) * (clip(up, -L, L) + 1), into `gate`."""
+        np.minimum(gate, SWIGLU_LIMIT, out=gate)
+        np.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT, out=up)
+        up += 1.0
+        up *= gate
+        layers.over_one_plus_exp(up, gate, -SWIGLU_ALPHA)

@@ -51,6 +51,11 @@ class Hyper:
     rope: Rope
 
     @property
+    def width_expert(self) -> int:
+        """Columns between gate and down of one expert; some files give them as n_ff."""
+        return self.n_ff_expert or self.n_ff
+
+    @property
     def width_k(self) -> int:
         """Elements of one position's keys."""
         return self.head_k * self.n_heads_kv

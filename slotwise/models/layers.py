@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from slotwise.kernels.graph import Graph, Tensor, Weights
 from slotwise.models.hyper import Hyper, Rope
 
@@ -31,7 +33,15 @@ def rms_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def linear(g: Graph, w: Weights, name: str, x: Tensor) -> Tensor:
     """`name`.weight applied to x, plus `name`.bias where the model has one."""
-    result = g.op("mul_mat", w[name + ".weight"], x)
+    return _plus_bias(g, w, name, g.product(w[name + ".weight"], x))
+
+
+def scores(g: Graph, w: Weights, name: str, x: Tensor) -> Tensor:
+    """The same for a router, whose close races no other way of rounding may decide."""
+    return _plus_bias(g, w, name, g.op("mul_mat", w[name + ".weight"], x))
+
+
+def _plus_bias(g: Graph, w: Weights, name: str, result: Tensor) -> Tensor:
     bias = w.get(name + ".bias")
     return result if bias is None else g.op("add", result, bias)
 
@@ -129,3 +139,12 @@ def weighted_sum(g: Graph, outputs: Tensor, weights: Tensor) -> Tensor:
     for part in parts[1:]:
         total = g.op("add", total, part)
     return total
+
+
+def over_one_plus_exp(values: np.ndarray, x: np.ndarray, factor: float) -> None:
+    """values / (1 + exp(factor * x)), f32, into `x`: a sigmoid's product without a copy."""
+    x *= np.float32(factor)
+    with np.errstate(over="ignore"):  # values / inf is the right 0
+        np.exp(x, out=x)
+    x += np.float32(1.0)
+    np.divide(values, x, out=x)

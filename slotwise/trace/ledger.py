@@ -33,6 +33,7 @@ PHASES: tuple[str, ...] = (
     "read.ffn",
     "read.expert_wait",
     "read.expert_compute",
+    "read.expert_gemm",
     "read.combine",
     "draft",
     "checkpoint",

@@ -103,7 +103,10 @@ def make(kind: str, folder: Path) -> Small:
 
 
 def settings(**chosen: Any) -> EngineSettings:
-    """One thread, F32 keys and values, a small context and chunk, unless chosen otherwise."""
+    """One thread, F32 keys and values, a small context and chunk, unless chosen otherwise.
+
+    No chunk is so long that products go to the BLAS; `gemm_rows=2` has both kinds of product.
+    """
     usual = {"threads": 1, "context": 256, "chunk": CHUNK, "kv_type": "f32", "memory": 1 << 40}
     return EngineSettings(**{**usual, **chosen})
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from engine.rig import CHUNK, PROMPT, Small, check_idle, generate, open_engine
 
-from slotwise.engine import prompt
+from slotwise.engine import chunk, prompt
+from slotwise.engine.chunk import Shape, pairs_at_once, scratch_bytes, work_bytes
 from slotwise.engine.engine import Engine
+from slotwise.engine.expert_gemm import GemmUse
 from slotwise.engine.kv import PADDING
 from slotwise.engine.loading import blueprint
-from slotwise.engine.prompt import pairs_at_once, scratch_bytes, work_bytes
 from slotwise.engine.stages import Network
 from slotwise.errors import SlotwiseError
 from slotwise.experts.pool import minimum_slots
@@ -26,15 +27,16 @@ def shapes(small: Small, n_kv: int) -> Network:
     return drawing._shapes(slots, n_kv)
 
 
+@pytest.mark.parametrize("gemm", [None, GemmUse(from_rows=7, threads=2)])
 @pytest.mark.parametrize("kind", ["qwen3moe-mixed", "gpt-oss", "qwen2moe", "llama"])
 def test_no_smaller_chunk_needs_more_than_the_full_one(
-    kind: str, small: Callable[[str], Small]
+    kind: str, gemm: GemmUse | None, small: Callable[[str], Small]
 ) -> None:
     """The loan is made for the widest chunk at the last position, and all others must fit in it."""
     network = shapes(small(kind), 4 * PADDING)
-    full = scratch_bytes(network, 48, 4 * PADDING)
+    full = scratch_bytes(network, Shape(48, 4 * PADDING, gemm))
     needed = [
-        scratch_bytes(network, n, n_kv)
+        scratch_bytes(network, Shape(n, n_kv, gemm))
         for n in (1, 2, 3, 7, 16, 31, 47, 48)
         for n_kv in (PADDING, 4 * PADDING)
     ]
@@ -47,11 +49,11 @@ def test_ggml_s_own_memory_is_bounded(
 ) -> None:
     """A table of slots x pairs grows with both; a wave is cut into graphs that keep it small."""
     many = blueprint(small("gpt-oss").model)._shapes([2000], PADDING)
-    monkeypatch.setattr(prompt, "WORK_LIMIT", 1 << 20)
+    monkeypatch.setattr(chunk, "WORK_LIMIT", 1 << 20)
     assert pairs_at_once(many) == (1 << 20) // 8 // 2000
-    assert work_bytes(many, 512, PADDING, 1) < 2 << 20
-    monkeypatch.setattr(prompt, "WORK_LIMIT", 1 << 30)
-    assert work_bytes(many, 512, PADDING, 1) > 1024 * 2000 * 8
+    assert work_bytes(many, Shape(512, PADDING), 1) < 2 << 20
+    monkeypatch.setattr(chunk, "WORK_LIMIT", 1 << 30)
+    assert work_bytes(many, Shape(512, PADDING), 1) > 1024 * 2000 * 8
 
 
 @pytest.mark.parametrize("limit", [1, 5000])
@@ -60,7 +62,7 @@ def test_cutting_a_wave_changes_nothing(
 ) -> None:
     with open_engine(small("gpt-oss")) as engine:
         expected, graphs = counted(engine)
-    monkeypatch.setattr(prompt, "WORK_LIMIT", limit)
+    monkeypatch.setattr(chunk, "WORK_LIMIT", limit)
     with open_engine(small("gpt-oss")) as engine:
         found, more = counted(engine)
     np.testing.assert_array_equal(found, expected)

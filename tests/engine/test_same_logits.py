@@ -38,6 +38,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "policy": ("two-rate", "lfu", "lru"),
     "profile": ("none", "skewed", "reversed"),
     "refill": ("deferred", "blocking", "lazy"),
+    "lookahead": ("off", "on"),
     "io_lanes": (1, 4),
     "store": ("gguf", "pack"),
 }
@@ -63,7 +64,7 @@ def covering_rows() -> list[dict[str, Any]]:
 ROWS = covering_rows()
 
 
-def open_row(small: Small, row: dict[str, Any]) -> Engine:
+def open_row(small: Small, row: dict[str, Any], **chosen: Any) -> Engine:
     experts = max(experts_per_class(small.layout))
     return open_engine(
         small,
@@ -71,8 +72,10 @@ def open_row(small: Small, row: dict[str, Any]) -> Engine:
         policy=row["policy"],
         profile=small.profiles[row["profile"]],
         refill=row["refill"],
+        lookahead=row["lookahead"],
         io_lanes=row["io_lanes"],
         pack=small.pack if row["store"] == "pack" else small.folder / "no-pack",
+        **chosen,
     )
 
 
@@ -137,6 +140,23 @@ def test_logits_do_not_depend_on_settings_or_residency(
         check_answer(engine, answers)  # after it, a deferred refill is under way
         np.testing.assert_array_equal(engine.logits(PROMPT), answers.chunks)
         check_idle(engine)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_nor_do_they_when_long_products_go_to_the_blas(
+    kind: str, small: Callable[[str], Small]
+) -> None:
+    """One chunk with experts of one row (ggml's product) and of many."""
+    with open_row(small(kind), BASE, gemm_rows=2, chunk=len(PROMPT)) as engine:
+        expected = engine.logits(PROMPT)
+    with open_row(small(kind), BASE, exact=True, chunk=len(PROMPT)) as engine:
+        assert not np.array_equal(engine.logits(PROMPT), expected), "the BLAS was not used"
+    for row in ROWS:
+        with open_row(small(kind), row, gemm_rows=2, chunk=len(PROMPT)) as engine:
+            np.testing.assert_array_equal(engine.logits(PROMPT), expected)
+            engine.read_only(OTHER)
+            np.testing.assert_array_equal(engine.logits(PROMPT), expected)
+            check_idle(engine)
 
 
 @pytest.mark.parametrize("kind", MODELS)

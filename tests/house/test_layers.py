@@ -21,9 +21,9 @@ BELOW_ENGINE = {"experts", "kernels", "models", "trace", "weights"}
 
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "weights": (set(), {"gguf", "jinja2", "numpy", "tokenizers"}),
-    "kernels": (set(), {"ggml", "numpy"}),
+    "kernels": (set(), {"ggml", "numpy", "threadpoolctl"}),
     "trace": (set(), {"rich"}),
-    "models": ({"kernels"}, set()),
+    "models": ({"kernels"}, {"numpy"}),
     "experts": ({"weights"}, {"numpy"}),
     "engine": (BELOW_ENGINE, {"numpy", "rich"}),
     "demo": ({"engine", "trace", "weights"}, {"gguf", "numpy", "rich"}),

@@ -33,26 +33,29 @@ TOKENS = random_tokens(40)
 RING = 2
 CASES = [(name, chunk, False) for name in ARCHITECTURES for chunk in (1, 7, 16, len(TOKENS))]
 CASES += [(name, chunk, True) for name in MOE for chunk in (1, 7, 16)]
+NEVER, ALWAYS = len(TOKENS) + 1, 1
+"""Rows from which products are left to the BLAS."""
 
 
-def open_engine(model: TinyModel, *, few_slots: bool) -> Engine:
+def open_engine(model: TinyModel, *, few_slots: bool, gemm_rows: int) -> Engine:
     """With few slots there are fewer than one layer has experts; long chunks would need more,
     because their buffers are lent slots."""
-    settings = EngineSettings(kv_type="f32", threads=1, chunk=len(TOKENS))
+    settings = EngineSettings(kv_type="f32", threads=1, chunk=len(TOKENS), gemm_rows=gemm_rows)
     if few_slots:
         settings = replace(settings, chunk=16, slots=model.n_used + RING)
     return Engine.open(model.path, settings)
 
 
 @pytest.fixture(scope="module")
-def engines(tiny: Callable[[str], TinyModel]) -> Iterator[Callable[[str, bool], Engine]]:
+def engines(tiny: Callable[[str], TinyModel]) -> Iterator[Callable[..., Engine]]:
     """Each engine is opened once and reads all texts."""
-    opened: dict[tuple[str, bool], Engine] = {}
+    opened: dict[tuple[str, bool, int], Engine] = {}
 
-    def get(name: str, few_slots: bool) -> Engine:
-        if (name, few_slots) not in opened:
-            opened[name, few_slots] = open_engine(tiny(name), few_slots=few_slots)
-        return opened[name, few_slots]
+    def get(name: str, few_slots: bool, gemm_rows: int = NEVER) -> Engine:
+        key = (name, few_slots, gemm_rows)
+        if key not in opened:
+            opened[key] = open_engine(tiny(name), few_slots=few_slots, gemm_rows=gemm_rows)
+        return opened[key]
 
     yield get
     for engine in opened.values():
@@ -71,15 +74,17 @@ def evictions(engine: Engine) -> int:
     return experts.snapshot().evictions if experts else 0
 
 
+@pytest.mark.parametrize("gemm_rows", [NEVER, ALWAYS])
 @pytest.mark.parametrize(("name", "chunk", "few_slots"), CASES)
 def test_prefill_in_chunks(
     name: str,
     chunk: int,
     few_slots: bool,
+    gemm_rows: int,
     tiny: Callable[[str], TinyModel],
-    engines: Callable[[str, bool], Engine],
+    engines: Callable[..., Engine],
 ) -> None:
-    check(tiny(name), engines(name, few_slots), few_slots, chunk=chunk)
+    check(tiny(name), engines(name, few_slots, gemm_rows), few_slots, chunk=chunk)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,7 @@ def test_token_by_token(
     name: str,
     few_slots: bool,
     tiny: Callable[[str], TinyModel],
-    engines: Callable[[str, bool], Engine],
+    engines: Callable[..., Engine],
 ) -> None:
     check(tiny(name), engines(name, few_slots), few_slots, one_by_one=True)
 
@@ -176,11 +181,12 @@ MIXED: dict[str, tuple[TypeOf, float]] = {
 
 def check_median_error(model: TinyModel, llama_cpp_error: float) -> None:
     expected = model.torch_logits(TOKENS)
-    with open_engine(model, few_slots=True) as engine:
-        for one_by_one in (False, True):
+    for gemm_rows, one_by_one in ((NEVER, False), (NEVER, True), (ALWAYS, False)):
+        with open_engine(model, few_slots=True, gemm_rows=gemm_rows) as engine:
             found = engine.logits(TOKENS, one_by_one=one_by_one)
-            error = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
-            assert 100 * np.median(error) < 1.5 * llama_cpp_error, f"one by one: {one_by_one}"
+        error = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
+        limit = 1.5 * llama_cpp_error
+        assert 100 * np.median(error) < limit, f"{gemm_rows=}, {one_by_one=}"
 
 
 @pytest.mark.parametrize("type_name", LLAMA_CPP_ERROR)
