@@ -86,8 +86,12 @@ class Conversations:
             known = prompt[:-1]
             live = common(self._state.tokens, known)
             chain, parked = self.parking.find(known) if self._keeps else ([], 0)
+            self.parking.touch([block for block, _ in chain])
+        saved = self._save_displaced(live, ledger)
+        if saved and self._keeps:
+            with ledger.phase("lookup"):  # to make room, what was found may have been forgotten
+                chain, parked = self.parking.find(known)
         kept = max(live, parked) if reuse and self.mode == "on" else 0
-        saved = self._save_displaced(prompt, live, ledger)
         restored, from_disk = 0, 0
         if kept > live:
             with ledger.phase("restore"):
@@ -113,8 +117,8 @@ class Conversations:
             idle_ns=idle.ns,
         )
 
-    def _save_displaced(self, prompt: Sequence[int], live: int, ledger: Ledger) -> int:
-        """Parks what the state holds beyond what `prompt` continues; returns its tokens."""
+    def _save_displaced(self, live: int, ledger: Ledger) -> int:
+        """Parks what the state holds beyond the `live` rows; returns how many tokens."""
         tokens = self._state.tokens
         if not self._keeps or live == len(tokens) or not self.parking.missing(tokens):
             return 0
@@ -142,7 +146,6 @@ class Conversations:
         state, row = self._state, self._state.row_bytes
         state.reuse([*prompt[:live], -1])
         at, total, from_disk = 0, 0, 0
-        self.parking.touch([block for block, _ in chain])
         for block, n in chain:
             skip = max(0, live - at)
             if skip < n:
