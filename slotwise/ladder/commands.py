@@ -171,6 +171,42 @@ def restore_command(journals: tuple[Path, ...], api_key_env: str) -> None:
         click.echo("nothing to restore", err=True)
 
 
+@ladder_group.command("demo")
+@click.argument("model", type=FILE)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="demo/ladder",
+    show_default=True,
+    help="Where everything is written.",
+)
+@click.option(
+    "--memory",
+    default="900MiB",
+    show_default=True,
+    help="Budget of the servers; less than MODEL needs, or nothing is lent for long.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="Threads that compute.  [default: all that are allowed]",
+)
+@click.option("--sizes", default="75,512,2048", show_default=True, help="Prompt sizes in tokens.")
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    default=6,
+    show_default=True,
+    help="Samples per size and arm, beside the cold ones.",
+)
+def demo_command(model: Path, folder: Path, **options: Any) -> int:
+    """Measure the refill of MODEL on slotwise's own server: a window of service, three arms
+    (blocking, deferred, shadow), a report, and a findings record that is checked."""
+    from slotwise.ladder.story import tell
+
+    return tell(model, folder, **options)
+
+
 def _plan(options: dict[str, Any]) -> Any:
     from slotwise.ladder.arms import Arm, parse_arm
     from slotwise.ladder.prompts import own_corpus, standard_corpus

@@ -7,7 +7,7 @@ apart, samples that were refused or failed are counted with their reasons and ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,16 @@ from slotwise.explain.fit import Fit, RateCheck, straight_line
 from slotwise.explain.grouping import by_size_and_reuse, label
 from slotwise.explain.readers.ladder_record import FIRST, lives_of
 from slotwise.explain.record import Life, Reading, Request
-from slotwise.explain.stats import Estimate, mean
+from slotwise.explain.stats import Difference, Estimate, difference, mean, paired_difference
 from slotwise.explain.summary import ReadCost, phase_ms, read_cost, reads_of, refill_cost
 
 LEAST_SIZES = 2
+PARTS: dict[str, Callable[[str], bool]] = {
+    "read": lambda name: name.startswith("read"),
+    "refill": lambda name: name == "refill",
+    "conversation": lambda name: name in ("lookup", "restore", "checkpoint"),
+}
+"""Phases that belong together when two arms are reconciled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +65,28 @@ class ArmReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Share:
+    """Where one size's difference of two arms lies: in the read, the refill, the conversation's
+    own work, or elsewhere. The shares add up to that of the first token."""
+
+    names: tuple[str, str]
+    label: str
+    first_token: Difference
+    read: Difference
+    refill: Difference
+    conversation: Difference
+    rest: Difference
+
+
+@dataclass(frozen=True, kw_only=True)
 class LadderReport:
     """Everything `slotwise ladder report` shows."""
 
     record: Mapping[str, Any]
     arms: tuple[ArmReport, ...]
     comparisons: tuple[Comparison, ...]
+    shares: tuple[Share, ...]
+    """For arms whose phases are known."""
     not_compared: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -79,8 +101,11 @@ def ladder_report(record: Mapping[str, Any], *, file: str) -> LadderReport:
     names = [arm["name"] for arm in record["arms"]]
     arms = [_arm(name, lives, record, file=file) for name in names]
     comparisons, not_compared = _comparisons(record, lives, names, file=file)
+    compared = [c.names for c in comparisons]
+    shares = [s for pair in compared for s in _shares(pair, lives, file=file)]
     return LadderReport(
         record=record, arms=tuple(arms), comparisons=tuple(comparisons),
+        shares=tuple(shares),
         not_compared=tuple(not_compared), warnings=tuple(_warnings(record)),
     )  # fmt: skip
 
@@ -182,6 +207,40 @@ def _comparisons(
         except Refused as error:
             refused.append(f"{names[0]} against {name}: {error.findings[0].found}")
     return found, refused
+
+
+def _shares(names: tuple[str, str], lives: Mapping[str, Life], *, file: str) -> Iterator[Share]:
+    sides = [_done(lives.get(f"{file}:{name}")) for name in names]
+    first = {id(r) for r in sides[0]}
+    for group in by_size_and_reuse([*sides[0], *sides[1]]):
+        a, b = ([r for r in group if (id(r) in first) == (k == 0)] for k in (0, 1))
+        if a and b and all(_ledger(r) and r.ttft_ms.known for r in group):
+            yield Share(names=names, label=label(group), **_differences(a, b))
+
+
+def _differences(a: Sequence[Request], b: Sequence[Request]) -> dict[str, Difference]:
+    def by(of: Callable[[Request], float]) -> Difference:
+        left, right = [of(r) for r in a], [of(r) for r in b]
+        if len(left) == len(right):  # arms share the passage of a round
+            return paired_difference(list(zip(left, right, strict=True)))
+        return difference(left, right)
+
+    parts = {name: by(lambda r, w=which: _sum(r, w)) for name, which in PARTS.items()}
+    known = list(PARTS.values())
+    return {
+        "first_token": by(lambda r: r.ttft_ms.value or 0.0),
+        **parts,
+        "rest": by(lambda r: (r.ttft_ms.value or 0.0) - sum(_sum(r, w) for w in known)),
+    }
+
+
+def _sum(request: Request, which: Callable[[str], bool]) -> float:
+    return sum(p.ms.value or 0.0 for p in request.phases if p.lane == "request" and which(p.name))
+
+
+def _ledger(request: Request) -> bool:
+    """Whether the request's read is timed by itself."""
+    return bool(reads_of(request))
 
 
 def _warnings(record: Mapping[str, Any]) -> list[str]:

@@ -14,9 +14,10 @@ from slotwise.explain.report_arms import comparison
 from slotwise.explain.report_parts import bullets, heading, plain_table, sentence
 from slotwise.explain.report_summary import read_cost, terms
 from slotwise.explain.stats import Estimate
-from slotwise.ladder.report import ArmReport, LadderReport, Row
+from slotwise.ladder.report import ArmReport, LadderReport, Row, Share
 
 REPORT_SCHEMA = "slotwise.ladder-report/v1"
+SHARES = ("first_token", "read", "refill", "conversation", "rest")
 Cell = Callable[[Row], str]
 
 
@@ -27,6 +28,8 @@ def terminal(report: LadderReport) -> RenderableType:
         parts += [Text(""), *_arm(arm)]
     for result in report.comparisons:
         parts += [Text(""), comparison(result)]
+    if report.shares:
+        parts += [Text(""), *_shares(report.shares)]
     parts.append(Text(""))
     parts += bullets([f"not compared: {text}" for text in report.not_compared], style="yellow")
     parts += bullets([f"warning: {text}" for text in report.warnings], style="yellow")
@@ -37,7 +40,7 @@ def document(report: LadderReport) -> dict[str, Any]:
     """The report as one JSON document; the raw samples are in the record."""
     head = {k: report.record[k] for k in ("run", "status", "started", "ended", "plan", "service")}
     return {"schema": REPORT_SCHEMA, **head, **plain({
-        "arms": report.arms, "comparisons": report.comparisons,
+        "arms": report.arms, "comparisons": report.comparisons, "shares": report.shares,
         "not_compared": report.not_compared, "warnings": report.warnings,
     })}  # fmt: skip
 
@@ -112,6 +115,24 @@ def _arm(arm: ArmReport) -> Iterator[RenderableType]:
         yield sentence("its first samples, while the server was cold:")
         yield _table(arm.first_rows)
     yield from bullets(counts(arm), style="yellow")
+
+
+def shares_rows(shares: Sequence[Share]) -> list[tuple[str, ...]]:
+    """(arms, size, then the changes of the first token and of what it is made of)."""
+    return [
+        (f"{s.names[1]} - {s.names[0]}", s.label,
+         *(wording.change_text(getattr(s, part)) for part in SHARES))
+        for s in shares
+    ]  # fmt: skip
+
+
+def _shares(shares: Sequence[Share]) -> Iterator[RenderableType]:
+    yield heading("Where the difference lies: change in ms, 95 % interval")
+    table = plain_table("arms", "size", *(part.replace("_", " ") for part in SHARES))
+    for row in shares_rows(shares):
+        table.add_row(*row)
+    yield table
+    yield sentence("conversation is lookup, restore and checkpoint; the four add up")
 
 
 def _table(rows: Sequence[Row]) -> RenderableType:

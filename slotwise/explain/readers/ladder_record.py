@@ -15,6 +15,7 @@ from typing import Any
 
 from slotwise.explain.readers.base import Unknown
 from slotwise.explain.record import Life, Phase, Request, Status, Value, safe_name
+from slotwise.trace.ledger import PHASES
 
 SCHEMA = "slotwise.ladder/v1"
 LARGEST = 256 << 20
@@ -181,7 +182,8 @@ def _untraced(
 
 def _phases(trace: Mapping[str, Any], key: str) -> Iterator[Phase]:
     for entry in _objects(trace, key):
-        name = safe_name(str(entry.get("name"))) or "a phase"
+        name = str(entry.get("name"))
+        name = name if name in PHASES else safe_name(name) or "a phase"
         counts = {k: int(n) for k in ("tokens", "slots", "bytes")
                   if (n := _number(entry, k)) is not None}  # fmt: skip
         lane, contains = _text(entry.get("lane")) or "request", _text(entry.get("contains")) or ""
