@@ -65,6 +65,8 @@ def engine_options(command: Command) -> Command:
                      help="Folder of the pack.  [default: beside the model]"),
         click.option("--io-lanes", type=click.IntRange(1, 64), default=4, show_default=True,
                      help="Reads of the slow tier at the same time."),
+        click.option("--mirror", type=Size(),
+                     help="Host memory beside --memory for copies of experts without a slot."),
         click.option("--read-limit", type=float, default=60.0, show_default=True,
                      help="Seconds the slow tier may take for one expert."),
     ]  # fmt: skip

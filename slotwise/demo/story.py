@@ -3,7 +3,7 @@
 1. SmolLM2 is made into two mixture-of-experts files, and packed.
 2. The mirror pair, in less memory than its experts need, gives the dense model's text.
 3. The larger one streams its experts; the table says where the time to the first token went.
-4. The same prompt with blocking and with deferred refill, alternating in one process.
+4. The same prompt with blocking, deferred and lazy refill, in turns in one process.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ PASSAGE = (
     "museum of the town. Tell me in some detail what a historian could learn from these journals, "
     "what they cannot tell, and which other sources one would have to look for."
 )
-ORDER: tuple[RefillPolicy, ...] = (
-    *("blocking", "deferred", "deferred", "blocking", "blocking", "deferred"),
-)
+POLICIES: tuple[RefillPolicy, ...] = ("blocking", "deferred", "lazy")
+ORDER = (*POLICIES, *reversed(POLICIES), *POLICIES)
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def _streaming(stage: Stage, model: Path) -> None:
         answerer = Answerer(engine)
         record = _answer(stage, answerer, PASSAGE, _greedy(FIRST_TOKENS))
         _console().print(where_time_went(record))
-        stage.say("\n4. The same prompt, blocking and deferred refill in turn\n")
+        stage.say("\n4. The same prompt with each way to refill, in turns\n")
         _compare_refills(stage, answerer)
 
 
@@ -133,24 +132,37 @@ def _compare_refills(stage: Stage, answerer: Answerer) -> None:
     experts = answerer.engine.loaded.experts
     if experts is None:
         raise SlotwiseError("the demo's model has no experts")
-    records: dict[RefillPolicy, list[RequestRecord]] = {"blocking": [], "deferred": []}
+    records: dict[RefillPolicy, list[RequestRecord]] = {policy: [] for policy in POLICIES}
     for policy in ORDER:
         experts.refill_mode = policy
         answerer.engine.forget()
         for _ in answerer.reply(_user(PASSAGE), _greedy(FIRST_TOKENS)):
             pass
         records[policy].append(_last(answerer))
-        first = records[policy][-1].time_to_first_token_ns or 0
-        stage.say(f"   {policy:9} first token after {first / 1e6:8,.1f} ms")
+        stage.say("   " + refill_line(policy, records[policy][-1]))
+    medians = {policy: _median(of_policy) for policy, of_policy in records.items()}
     stage.say("\n   of each the request with the median time to the first token:\n")
-    pair = (_median(records["blocking"]), _median(records["deferred"]))
+    for policy, record in medians.items():
+        stage.say("   " + refill_line(policy, record))
+    pair = (medians["blocking"], medians["deferred"])
     _console().print(side_by_side(*pair, names=("blocking", "deferred")))
     spread = max(_spread(of_policy) for of_policy in records.values()) / 1e6
     stage.say(
         f"   Requests of one policy differed by up to {spread:,.0f} ms: a smaller difference in\n"
         "   the time to the first token is the machine's. What the policy changes is the time\n"
-        "   spent waiting for the refill."
+        "   spent waiting for the refill, and what decode then has to fetch."
     )
+
+
+def refill_line(policy: str, record: RequestRecord) -> str:
+    """One request of a policy: its first token, its first 64, and what the policy did."""
+    first = (record.time_to_first_token_ns or 0) / 1e6
+    line = f"{policy:9} first token after {first:8,.1f} ms"
+    if record.decode is not None and record.decode.first_64_tokens_ns is not None:
+        line += f", {FIRST_TOKENS} tokens {record.decode.first_64_tokens_ns / 1e6:8,.1f} ms later"
+    if record.refill is not None:
+        line += f"; waited {record.refill.waited_ns / 1e6:5,.1f} ms for {record.refill.slots} slots"
+    return line
 
 
 def _spread(records: list[RequestRecord]) -> int:

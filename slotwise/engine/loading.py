@@ -19,6 +19,7 @@ from slotwise.engine.settings import EngineSettings
 from slotwise.engine.stages import Network
 from slotwise.errors import Finding, Refused
 from slotwise.experts.loader import Experts
+from slotwise.experts.mirror import MirrorStore, mirror_bytes, mirror_order
 from slotwise.experts.pool import experts_per_class, minimum_slots, region_offsets
 from slotwise.experts.profile import load_profile, profile_findings
 from slotwise.experts.store import ExpertStore, open_store
@@ -185,6 +186,11 @@ class Loaded:
     crew: Crew | None
     resources: ExitStack
 
+    @property
+    def mirror_bytes(self) -> int | None:
+        """Host memory for copies of experts; None without a mirror."""
+        return self.store.size if isinstance(self.store, MirrorStore) else None
+
     def close(self) -> None:
         self.resources.close()
 
@@ -219,10 +225,12 @@ def load(
         if drawing.layout is not None:
             arena = Buffer(plan.arena)
             stack.callback(arena.close)
-            store = open_store(model, drawing.layout, pack=settings.pack)
+            store = _open_store(drawing, settings, backend, stack)
             experts = _open_experts(drawing, store, arena, plan, settings, on_event)
             stack.callback(experts.close)
             experts.warm(progress=_named(progress, "expert slots"))
+            if isinstance(store, MirrorStore):
+                store.fill(mirror_order(experts.pool.table, experts.policy.heat))
         network = assemble(drawing, weights, state, plan.slots, arena or NoMemory())
         crew = Crew(settings.gemm.threads) if settings.gemm else None
         if crew is not None:
@@ -247,6 +255,20 @@ def load(
             crew,
             stack.pop_all(),
         )
+
+
+def _open_store(
+    drawing: Blueprint, settings: EngineSettings, backend: Backend, stack: ExitStack
+) -> ExpertStore:
+    """The slow tier, with a mirror in host memory before it where one is wanted."""
+    layout = drawing.layout
+    if layout is None:
+        raise ValueError("a dense model has no experts to store")
+    if settings.mirror is None:
+        return open_store(drawing.model, layout, pack=settings.pack)
+    memory = backend.host_memory(mirror_bytes(layout, settings.mirror))
+    stack.callback(memory.close)
+    return MirrorStore(open_store(drawing.model, layout, pack=settings.pack), memory)
 
 
 def _open_experts(

@@ -152,7 +152,11 @@ class RequestBooks:
 
 def _counts(stage: StageStats) -> ExpertCounts:
     return ExpertCounts(
-        hits=stage.hits, misses=stage.misses, bytes=stage.bytes_read, wait_ns=stage.wait_ns
+        hits=stage.hits,
+        misses=stage.misses,
+        bytes=stage.bytes_read,
+        mirror_hits=stage.mirror_hits,
+        wait_ns=stage.wait_ns,
     )
 
 
@@ -171,4 +175,5 @@ def settings_record(loaded: Loaded) -> Settings:
         policy=s.policy if loaded.experts else None,
         profile=s.profile.name if s.profile else None,
         pack=s.pack.name if s.pack else None,
+        mirror_bytes=loaded.mirror_bytes,
     )

@@ -47,6 +47,8 @@ class EngineSettings:
     pack: Path | None = None
     """None: beside the model, if there is one."""
     io_lanes: int = 4
+    mirror: int | None = None
+    """Bytes of host memory, beside `memory`, for copies of experts that have no slot."""
     read_limit: float = 60.0
     """Seconds that the slow tier may take for one expert; then the request fails."""
     park: ParkSettings = field(default_factory=ParkSettings)
@@ -55,7 +57,16 @@ class EngineSettings:
     """Expert slots per class, instead of what `memory` allows (for tests and experiments)."""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "context", "chunk", "io_lanes", "slots", "memory", "gemm_rows"):
+        for name in (
+            "threads",
+            "context",
+            "chunk",
+            "io_lanes",
+            "slots",
+            "memory",
+            "gemm_rows",
+            "mirror",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} is {value}, expected at least 1")

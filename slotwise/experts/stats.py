@@ -29,6 +29,8 @@ class StageStats(_Counters):
     """From the slow tier, as the store counts them."""
     wait_ns: int = 0
     """Time the engine stood still until a read was done."""
+    mirror_hits: int = 0
+    """Experts that came into slots out of the mirror, without the slow tier."""
     loan_misses: int = 0
     """Misses on experts which the latest loan had forgotten: what the loan cost."""
 

@@ -102,6 +102,11 @@ class Backend:
         ggml.ggml_backend_cpu_set_n_threads(self._handle, self.threads)
         self.name = "cpu"
 
+    def host_memory(self, nbytes: int) -> Buffer:
+        """Host memory to copy experts from: page aligned. A device backend gives pinned memory,
+        which its transfers read without a copy in between."""
+        return Buffer(nbytes)
+
     def compute(self, graph: ctypes._Pointer) -> None:
         """Runs `graph` to its end; the GIL is free meanwhile."""
         status = ggml.ggml_backend_graph_compute(self._handle, graph)

@@ -156,6 +156,8 @@ class ExpertCounts:
     misses: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
     bytes: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
     """Read from the store."""
+    mirror_hits: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
+    """Experts that came out of the mirror in host memory instead of the slow tier."""
     wait_ns: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
     """Time the request stood still for experts."""
 
@@ -176,6 +178,8 @@ class Settings:
     profile: str | None = None
     """Name of the profile's file, without its folder."""
     pack: str | None = None
+    mirror_bytes: int | None = None
+    """Host memory for copies of experts; null without a mirror."""
 
 
 @dataclass(frozen=True, kw_only=True)
