@@ -42,6 +42,11 @@ BENCH_MODEL = demo/smollm2-32x4-q4_1.gguf
 bench: $(TESTS) $(BENCH_MODEL) ## in little memory and in enough, against llama.cpp
 	$(BIN)/slotwise bench $(BENCH_MODEL) --memory 900MiB --against $(PEER)
 
+LADDER_SIZES = 75,512,2048
+
+ladder: $(BENCH_MODEL) ## the refill on and off the path to the first token, on our own server
+	$(BIN)/slotwise ladder demo $(BENCH_MODEL) --sizes $(LADDER_SIZES)
+
 $(BENCH_MODEL): $(MODEL)
 	$(BIN)/python -c 'from pathlib import Path; from slotwise.demo.models import build_streaming, find_smollm2; build_streaming(find_smollm2(), Path("$@"))'
 
@@ -68,4 +73,4 @@ $(TESTS): $(MODEL)
 	$(BIN)/pip install -e '.[engine,test]'
 	touch $@
 
-.PHONY: help demo install test test-deep lint types bench clean
+.PHONY: help demo install test test-deep lint types bench ladder clean

@@ -26,10 +26,13 @@ def terminal(report: LadderReport) -> RenderableType:
     parts: list[RenderableType] = [*_head(report.record)]
     for arm in report.arms:
         parts += [Text(""), *_arm(arm)]
+    shared = {s.names for s in report.shares}
     for result in report.comparisons:
-        parts += [Text(""), comparison(result)]
+        if result.names not in shared:
+            parts += [Text(""), comparison(result)]
     if report.shares:
         parts += [Text(""), *_shares(report.shares)]
+        parts += bullets([f"also differs: {t}" for c in report.comparisons for t in c.hidden])
     parts.append(Text(""))
     parts += bullets([f"not compared: {text}" for text in report.not_compared], style="yellow")
     parts += bullets([f"warning: {text}" for text in report.warnings], style="yellow")
@@ -133,6 +136,7 @@ def _shares(shares: Sequence[Share]) -> Iterator[RenderableType]:
         table.add_row(*row)
     yield table
     yield sentence("conversation is lookup, restore and checkpoint; the four add up")
+    yield sentence("every phase: slotwise explain compare RECORD:ARM RECORD:ARM")
 
 
 def _table(rows: Sequence[Row]) -> RenderableType:
