@@ -4,7 +4,8 @@ In a block marked ``console`` every line that begins with ``$ slotwise`` is run,
 other in a folder of its own, where the demo's files are a tiny model. Lines that begin with ``> ``
 are typed to it. It must end with 0, or with what the lines ``$ echo $?`` and a number say. The
 output on the page is from the real model and is not compared. A block marked ``text`` is not run.
-Blocks marked ``python`` are run too (those of docs/trace.md in tests/trace).
+Blocks marked ``python`` are run too (those of docs/trace.md in tests/trace; the examples of
+docs/ladder.md need a server and are run in tests/ladder).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import pytest
 from house.talking_model import write_talking_model
 from house.tree import HOUSE, Block, blocks, pages
 
-TESTED_ELSEWHERE = HOUSE / "docs" / "trace.md"
-PAGES = [page for page in pages() if page != TESTED_ELSEWHERE]
+TESTED_ELSEWHERE = (HOUSE / "docs" / "trace.md", HOUSE / "docs" / "ladder.md")
+PAGES = [page for page in pages() if page not in TESTED_ELSEWHERE]
 PYTHON = [block for page in PAGES for block in blocks(page, "python")]
 DEMO_FILES = ("demo/smollm2-32x4.gguf", "demo/smollm2-mirror.gguf")
 PROGRAM = "from slotwise.cli import entry; entry()"
