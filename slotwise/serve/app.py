@@ -38,6 +38,7 @@ from slotwise.serve.wire import (
     TemplateBody,
     TokenizeBody,
     parse,
+    template_values,
 )
 from slotwise.trace.record import RequestRecord
 
@@ -268,7 +269,8 @@ class Service:
         return _json({"version": __version__})
 
     async def _openapi(self, _request: Request) -> Response:
-        return _json(document())
+        answerer = self.desk.answerer
+        return _json(document(answerer.tokenizer.n_vocab if answerer else None))
 
 
 def tokenize(answerer: Answerer, body: TokenizeBody) -> dict[str, Any]:
@@ -296,7 +298,7 @@ def apply_template(answerer: Answerer, body: TemplateBody) -> dict[str, Any]:
     if answerer.template is None:
         raise ApiError(400, "the model has no chat template", code="no_chat_template")
     messages = [as_message(message) for message in body.messages]
-    values = {"tools": body.tools, **(body.chat_template_kwargs or {})}
+    values = template_values(body.chat_template_kwargs, body.tools)
     return {"prompt": answerer.template.render(messages, **values)}
 
 

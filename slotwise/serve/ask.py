@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slotwise.engine.sampling import Sampling
-from slotwise.serve.faults import ApiError
-from slotwise.serve.wire import ChatBody, ChatMessage, CompletionBody, Sampled, unknown_fields
+from slotwise.serve.wire import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    Sampled,
+    template_values,
+    unknown_fields,
+)
 
 _USUAL = Sampling()
 
@@ -36,19 +42,12 @@ class Ask:
 def ask_of_chat(body: ChatBody) -> Ask:
     """Raises ApiError for what is understood but not supported."""
     wanted = body.top_logprobs or 0
-    if wanted and not body.logprobs:
-        raise ApiError(
-            400, "top_logprobs needs logprobs: true", code="invalid_field", param="top_logprobs"
-        )
-    values = dict(body.chat_template_kwargs or {})
-    for reserved in ("messages", "tools", "add_generation_prompt", "template", "start_ns"):
-        values.pop(reserved, None)
-    if body.tools and body.tool_choice != "none":
-        values["tools"] = body.tools
+    with_logprobs = bool(wanted) if body.logprobs is None else body.logprobs
+    tools = None if body.tool_choice == "none" else body.tools
     return Ask(
         messages=[as_message(message) for message in body.messages],
-        template_values=values,
-        logprobs=wanted if body.logprobs else None,
+        template_values=template_values(body.chat_template_kwargs, tools),
+        logprobs=wanted if with_logprobs else None,
         **_shared(body, body.max_completion_tokens or body.max_tokens),
     )
 

@@ -36,8 +36,8 @@ _GETS = {
 
 
 @cache
-def document() -> Object:
-    """OpenAPI 3.1."""
+def document(n_vocab: int | None = None) -> Object:
+    """OpenAPI 3.1. With `n_vocab`, token ids have the model's own limit."""
     schemas: Object = {"Error": _error_schema()}
     paths: Object = {path: {"get": _get(text)} for path, text in _GETS.items()}
     paths["/metrics"] = {"get": _get("Prometheus metrics.", kind="text/plain")}
@@ -46,6 +46,8 @@ def document() -> Object:
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
         paths[path] = {"post": _post(model.__name__, text, streams=path in _STREAMS)}
+    if n_vocab is not None:
+        _limit_tokens(schemas, n_vocab)
     return {
         "openapi": "3.1.0",
         "info": {"title": "slotwise", "version": __version__},
@@ -58,6 +60,17 @@ def document() -> Object:
     }
 
 
+def _limit_tokens(schema: Any, n_vocab: int) -> None:
+    """Puts the model's limit in the place of `wire.TokenId`'s."""
+    if isinstance(schema, dict):
+        if schema.get("exclusiveMaximum") == 1 << 31:
+            schema["exclusiveMaximum"] = n_vocab
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _limit_tokens(part, n_vocab)
+
+
 def _get(text: str, *, kind: str = "application/json") -> Object:
     schema = {"type": "object"} if kind == "application/json" else {"type": "string"}
     ok = {"description": text, "content": {kind: {"schema": schema}}}
@@ -67,7 +80,7 @@ def _get(text: str, *, kind: str = "application/json") -> Object:
 def _post(model: str, text: str, *, streams: bool) -> Object:
     content: Object = {"application/json": {"schema": {"type": "object"}}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}  # chunks as OpenAI's; 3.1 cannot describe events
     body = {"schema": {"$ref": _REF.format(model=model)}}
     return {
         "summary": text,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from slotwise.serve.faults import ApiError
@@ -48,8 +48,18 @@ REFUSED = {
 }
 """Fields without which the answer would be another kind of thing than was asked for."""
 
+
+def _whole(value: Any) -> Any:
+    """JSON knows no integers: 5.0 is one."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(max_length=4 << 20)]
+SomeText = Annotated[str, Field(min_length=1, max_length=4 << 20)]
+TokenId = Annotated[Int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Object = dict[str, Any]
 
 
@@ -64,7 +74,7 @@ class StreamOptions(Body):
 
 
 class ResponseFormat(Body):
-    type: str
+    type: Literal["text"]
 
 
 class Sampled(Body):
@@ -73,12 +83,12 @@ class Sampled(Body):
     model: str | None = Field(None, description="This server's model, or nothing.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Fraction | None = None
     min_p: Fraction | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    top_k: Annotated[Int, Field(ge=-1, le=1 << 31)] | None = None
+    seed: Annotated[Int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     stop: (
         Annotated[str, Field(min_length=1, max_length=1024)]
         | Annotated[
@@ -105,9 +115,9 @@ class ChatBody(Sampled):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     tools: list[Object] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     response_format: ResponseFormat | None = None
@@ -118,11 +128,11 @@ class CompletionBody(Sampled):
     """POST /v1/completions"""
 
     prompt: (
-        Text
-        | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[Text | list[int]], Field(min_length=1, max_length=1)]
+        SomeText
+        | TokenIds
+        | Annotated[list[SomeText | TokenIds], Field(min_length=1, max_length=1)]
     )
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
 
 
 class TokenizeBody(Body):
@@ -137,7 +147,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize"""
 
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 class TemplateBody(Body):
@@ -146,6 +156,16 @@ class TemplateBody(Body):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
     tools: list[Object] | None = None
     chat_template_kwargs: Object | None = None
+
+
+RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "template", "start_ns"})
+"""Names that `chat_template_kwargs` cannot give a value to."""
+
+
+def template_values(given: Object | None, tools: list[Object] | None) -> Object:
+    """What a chat template may read beside the messages."""
+    values = {name: value for name, value in (given or {}).items() if name not in RESERVED}
+    return values | ({"tools": tools} if tools else {})
 
 
 Kind = TypeVar("Kind", bound=Body)

@@ -193,7 +193,7 @@ def test_tools_reach_the_template(served: Served) -> None:
     try:
         served.chat(tools=[tool])
         served.chat(tools=[tool], tool_choice="none")
-        served.chat(chat_template_kwargs={"enable_thinking": False, "messages": "no"})
+        served.chat(chat_template_kwargs={"enable_thinking": False, "messages": 1, "self": 2})
     finally:
         del answerer.template.render  # type: ignore[union-attr]
     assert seen == [{"tools": [tool]}, {}, {"enable_thinking": False}]
