@@ -40,6 +40,10 @@ of ours that may be built for another Python."""
 T = TypeVar("T")
 
 
+Schedule = dict[str, tuple[int, int]]
+"""Thread -> (nanoseconds on a core, nanoseconds ready to run without one)."""
+
+
 class WorkerEnded(SlotwiseError):
     """A worker ended before it had answered."""
 
@@ -130,6 +134,15 @@ class Child:
             for path in Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
         )
 
+    def schedule(self) -> Schedule:
+        """What its threads have done so far."""
+        found: Schedule = {}
+        for path in Path(f"/proc/{self._process.pid}/task").glob("*/schedstat"):
+            with suppress(OSError):  # a thread that has just ended
+                cpu, waited, _ = map(int, path.read_text().split())
+                found[path.parent.name] = cpu, waited
+        return found
+
     def memory(self) -> dict[str, int]:
         """Resident bytes: the peak (VmHWM), and what is there now by kind."""
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
@@ -183,6 +196,17 @@ def _start(name: str, python: str) -> list[str]:
     if python == sys.executable:
         return ["-m", f"slotwise.bench.workers.{name}"]
     return ["-c", ELSEWHERE, str(PACKAGE), name]
+
+
+def crowding(before: Schedule, after: Schedule, wall_ns: int) -> float:
+    """The share of the time in which a thread that computes was kept from a core by others. Threads
+    that compute are those with at least half the CPU time of the busiest one; I/O lanes are not."""
+    spent = {
+        thread: (cpu - before.get(thread, (0, 0))[0], waited - before.get(thread, (0, 0))[1])
+        for thread, (cpu, waited) in after.items()
+    }
+    busiest = max((cpu for cpu, _ in spent.values()), default=0)
+    return max((w for cpu, w in spent.values() if 2 * cpu >= busiest), default=0) / max(1, wall_ns)
 
 
 def while_idle(others: Sequence[Child], work: Callable[[], T]) -> tuple[T, int]:

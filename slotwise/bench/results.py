@@ -137,7 +137,8 @@ class _Book:
     def all(self, arm: str, limit: int | None, thing: Thing) -> list[Sample]:
         return [
             s for s in self._samples
-            if (s["arm"], s["limit_bytes"], s["prompt_tokens"]) == (arm, limit, thing.prompt)
+            if "set_aside" not in s
+            and (s["arm"], s["limit_bytes"], s["prompt_tokens"]) == (arm, limit, thing.prompt)
         ]  # fmt: skip
 
     def good(self, arm: str, limit: int | None, thing: Thing) -> list[Sample]:

@@ -4,7 +4,7 @@ one prompt and decodes. And the order of the turns."""
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from typing import Any, Literal
 
 from slotwise.bench.cgroup import MemoryGroup, memory_group
-from slotwise.bench.child import Child, WorkerEnded
+from slotwise.bench.child import Child, WorkerEnded, crowding
 from slotwise.bench.cold import drop
 from slotwise.bench.peers import Peer
 from slotwise.bench.stats import alternating
@@ -23,6 +23,9 @@ Arm = Literal["slotwise", "llama.cpp"]
 WARM_TOKENS = 64
 """Read before the clock starts where everything is in memory."""
 CONTEXT_STEP = 256
+MOST_CROWDING = 0.15
+"""A turn in which a computing thread waited longer for a core says more of others than of us."""
+MOST_TRIES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,18 @@ class Runner:
     workers: dict[str, Any] = field(default_factory=dict)
     """What each kind of worker says of itself."""
 
-    def run(self, turn: Turn) -> dict[str, Any]:
+    def run(self, turn: Turn) -> list[dict[str, Any]]:
+        """The samples of one turn: the last one counts. A turn is taken again where others kept our
+        threads from the cores, a few times at most; then the least crowded one counts."""
+        tries: list[dict[str, Any]] = []
+        while len(tries) < MOST_TRIES and (not tries or _crowded(tries[-1])):
+            tries.append(self._once(turn))
+        tries.sort(key=lambda sample: sample.get("crowding", 0.0), reverse=True)
+        for sample in tries[:-1]:
+            sample["set_aside"] = f"others had the cores for {sample['crowding']:.0%} of the time"
+        return tries
+
+    def _once(self, turn: Turn) -> dict[str, Any]:
         """The sample of one turn. A worker that ends early makes a sample with its `failed`."""
         sample: dict[str, Any] = {
             "arm": turn.arm, "limit_bytes": turn.limit, "prompt_tokens": turn.prompt,
@@ -140,7 +154,9 @@ class Runner:
             warm = self.tokens(WARM_TOKENS)
             self._ask(turn, child, warm, 0)
         tokens = self.tokens(turn.prompt)
+        before, begin = child.schedule(), perf_counter_ns()
         answer = self._ask(turn, child, tokens, decode)
+        crowded = crowding(before, child.schedule(), perf_counter_ns() - begin)
         memory = child.memory()
         if turn.arm == OURS:
             self._learn(turn, child, tokens, decode, answer)
@@ -152,6 +168,7 @@ class Runner:
             "decode_bytes": answer["decode_bytes"],
             "read_cpu_ns": answer["read_cpu_ns"],
             "decode_cpu_ns": answer["decode_cpu_ns"],
+            "crowding": crowded,
             "memory": memory,
             "expert_slots": child.ready.get("expert_slots"),
             "budget_bytes": child.ready.get("budget_bytes"),
@@ -178,6 +195,10 @@ class Runner:
             path = self.scratch / f"routing-{turn.prompt}.jsonl"
             child.ask("routing", tokens=tokens, max_tokens=decode + 1, path=str(path))
             self.routings[turn.prompt] = path
+
+
+def _crowded(sample: Mapping[str, Any]) -> bool:
+    return sample.get("crowding", 0.0) > MOST_CROWDING
 
 
 def _match(found: Sequence[int] | None, known: Sequence[int] | None) -> bool | None:
