@@ -21,6 +21,9 @@ from slotwise.kernels.graph import Graph
 from slotwise.models.hyper import Hyper
 from slotwise.trace.ledger import Ledger
 
+RECENT_TOKENS = 64
+"""The end of a chunk, which tells most about what decode will want: counted after the rest."""
+
 
 class WideExperts:
     """Computes the feed-forward of layers with experts. `gemm` None: quantised products only."""
@@ -58,7 +61,9 @@ class WideExperts:
         chosen = batch.places.array("ranking")[:, : self._hyper.n_used].ravel()
         order = np.argsort(chosen, kind="stable")
         distinct, counts = np.unique(chosen, return_counts=True)
-        self._experts.touch(layer, distinct, counts)
+        last = chosen[-RECENT_TOKENS * self._hyper.n_used :]
+        recent = np.unique(last, return_counts=True) if last.size < chosen.size else None
+        self._experts.touch(layer, distinct, counts, recent)
         pairs = np.split(order, np.cumsum(counts)[:-1])
         return dict(zip(distinct.tolist(), pairs, strict=True))
 

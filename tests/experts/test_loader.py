@@ -497,6 +497,17 @@ def test_a_blocking_refill_takes_all_lanes() -> None:
         waiting.join()
 
 
+def test_the_end_of_a_chunk_is_heard_of_after_the_rest() -> None:
+    with bench(6) as b, bench(6) as parts:
+        whole = b.experts.policy.heat[0].copy()
+        b.experts.touch(0, ids(1, 2, 5), np.array([4, 9, 1]), (ids(2, 5), np.array([3, 1])))
+        parts.experts.touch(0, ids(1, 2), np.array([4, 6]))
+        parts.experts.touch(0, ids(2, 5), np.array([3, 1]))
+        assert (b.experts.policy.heat[0] == parts.experts.policy.heat[0]).all()
+        assert (b.experts.policy.heat[0] != whole).any()
+        parts.experts.touch(0, ids(1), None)
+
+
 def test_what_a_loan_cost_and_a_refill_saved_is_counted() -> None:
     with bench(6) as b:
         for expert in range(6):
