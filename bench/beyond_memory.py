@@ -47,6 +47,7 @@ TARGETS: tuple[tuple[str, str, str, float], ...] = (
 @click.option("--decode-after", default=None, type=int)
 @click.option("--decode-seconds", default=20.0, show_default=True)
 @click.option("--pairs", default=5, show_default=True)
+@click.option("--minutes", type=float, help="No new round begins after so long.")
 @click.option("--threads", default=2, show_default=True)
 @click.option("--io-lanes", default=4, show_default=True)
 @click.option("--lock", type=click.Path(path_type=Path))

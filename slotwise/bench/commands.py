@@ -46,6 +46,8 @@ FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
               help="Decode ends after this time, however slow an engine is.")  # fmt: skip
 @click.option("--pairs", type=click.IntRange(1), default=5, show_default=True,
               help="Rounds; in each every engine has its turn.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(0.1),
+              help="No new round begins after so long.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1),
               help="Threads that compute.  [default: all that are allowed]")  # fmt: skip
 @click.option("--io-lanes", type=click.IntRange(1, 64), default=4, show_default=True,
@@ -119,6 +121,7 @@ def plan_from(model: Path, options: dict[str, Any]) -> Plan:
         peer=find_peer(options["against"]) if options["against"] else None,
         grouped=True,
         lock=options["lock"],
+        minutes=options["minutes"],
     )
 
 

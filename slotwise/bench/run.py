@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,12 +71,17 @@ def run(plan: Plan, *, say: Say, step: Step) -> Outcome:
             scratch=Path(scratch),
         )
         turns = list(plan.turns())
-        number = -1
+        number, begin = -1, time.monotonic()
         for done, turn in enumerate(turns):
-            step(str(turn), done, len(turns))
-            if turn.number != number and drawing.layout is not None:
+            if turn.number != number:
+                if plan.minutes and done and time.monotonic() - begin > plan.minutes * 60:
+                    notes.append(f"{turn.number} of {plan.pairs} rounds: the time was over")
+                    say(notes[-1])
+                    break
                 number = turn.number
-                speeds += _disk(model, drawing.layout, plan, record)
+                if drawing.layout is not None:
+                    speeds += _disk(model, drawing.layout, plan, record)
+            step(str(turn), done, len(turns))
             record.samples.extend(runner.run(turn))
         step("reckoning", len(turns), len(turns))
         record.workers = runner.workers

@@ -49,6 +49,8 @@ class Plan:
     """Whether control groups can be made; without, a limit is our budget and the peer is left
     out."""
     lock: Path | None = None
+    minutes: float | None = None
+    """No new round begins after so long."""
 
     @property
     def context(self) -> int:
