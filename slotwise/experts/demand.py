@@ -139,6 +139,7 @@ class Demand:
         elif read := self._lanes.underway(self._moe_index, expert):
             if read.error is not None:  # it hangs
                 raise read.error
+            self._lanes.hurry(read)
             self._reading[expert] = read
             slot = read.slot
         else:

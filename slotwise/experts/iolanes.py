@@ -1,8 +1,8 @@
 """I/O lanes: the threads that read experts from the store into slots.
 
-A lane takes demand reads first and, when no demand is queued or in flight, asks the refill what to
-read next (look-ahead will come after that). Lanes never evict: a read arrives with its slot already
-reserved. A failed read frees its slot and is handed to whoever waits for it; the lane goes on.
+A lane takes demand reads first. When no demand is queued or in flight it takes what was looked ahead
+for, and then asks the refill what to read next. Lanes never evict: a read arrives with its slot
+already reserved. A failed read frees its slot and is handed to whoever waits for it; the lane goes on.
 
 A read that does not return within the limit fails too, but its slot stays taken, because the system
 may still write into it; another lane takes over. When it returns after all, its lane ends.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from time import perf_counter_ns
@@ -30,6 +30,9 @@ OnEvent = Callable[..., None]
 
 DEMAND = ("read", "decode")
 """The purposes someone waits for; the others are done in the background."""
+
+AHEAD_AT_ONCE = 1
+"""Reads of the look-ahead in flight: what is wanted first shall also be there first."""
 
 READ_LIMIT_SECONDS = 60.0
 """How long one read may take. A slow disk answers in well under a second."""
@@ -49,8 +52,8 @@ class ReadState(Enum):
 
 @dataclass(eq=False, kw_only=True)
 class Read:
-    """One expert on its way into its slot. `purpose` is who asked: a stage ("read", "decode") or
-    a background filler ("refill", "warm")."""
+    """One expert on its way into its slot. `purpose` is who asked: a stage ("read", "decode"), the
+    look-ahead ("ahead") or a background filler ("refill", "warm")."""
 
     moe_index: int
     expert: int
@@ -62,6 +65,8 @@ class Read:
     """Bytes read from the slow tier."""
     ns: int = 0
     begun_ns: int = 0
+    awaited: bool = False
+    """The engine stands still for it."""
 
 
 class Background(Protocol):
@@ -95,11 +100,17 @@ class IoLanes:
         self._work = threading.Condition(self.lock)
         self._progress = threading.Condition(self.lock)
         self._queue: deque[Read] = deque()
+        self._ahead: deque[Read] = deque()
+        self._ahead_in_flight = 0
+        self._awaited = 0
         self._reads: dict[int, Read] = {}
         self._demand_in_flight = 0
         self._closing = False
         self._broken: BaseException | None = None
         self._limit, self._count = limit, count
+        self._n_hung = 0
+        self._look_ns = 0
+        """When `wait` looks next at what it looks at from time to time."""
         self.check: Callable[[], None] = _nothing
         """Called while somebody waits; raises when the caller wants to stop."""
         self._threads: list[threading.Thread] = []
@@ -122,6 +133,23 @@ class IoLanes:
         self._work.notify()
         return read
 
+    def look_ahead(self, moe_index: int, expert: int, slot: int) -> Read:
+        """Locked. Queues a read that someone may want soon."""
+        read = Read(moe_index=moe_index, expert=expert, slot=slot, purpose="ahead")
+        self._reads[self.pool.flat(moe_index, expert)] = read
+        self._ahead.append(read)
+        if not (self._queue or self._demand_in_flight):
+            self._work.notify()
+        return read
+
+    def hurry(self, read: Read) -> None:
+        """Locked. Somebody waits now for a read that may only have been looked ahead for."""
+        if read.state is ReadState.QUEUED and read.purpose == "ahead":
+            self._ahead.remove(read)
+            read.purpose = "decode"
+            self._queue.append(read)
+            self._work.notify()
+
     def underway(self, moe_index: int, expert: int) -> Read | None:
         """Locked. The queued or running read of an expert, whoever asked for it."""
         return self._reads.get(self.pool.flat(moe_index, expert))
@@ -130,14 +158,14 @@ class IoLanes:
         """Locked. Calls off a read that no lane has begun; its slot is free at once."""
         if read.state is ReadState.QUEUED:
             read.state = ReadState.CANCELLED
-            self._queue.remove(read)
+            (self._ahead if read.purpose == "ahead" else self._queue).remove(read)
             del self._reads[self.pool.flat(read.moe_index, read.expert)]
             self.pool.abandon(read.moe_index, read.expert)
 
     @property
     def idle(self) -> bool:
         """Locked. Nothing is queued and nothing is being read, but for reads that hang."""
-        return len(self._reads) == len(self._hung())
+        return len(self._reads) == self._n_hung
 
     def check_alive(self) -> None:
         """Locked. Raises when a lane has died, or all have ended by `close`."""
@@ -158,10 +186,28 @@ class IoLanes:
         """
         self.check_alive()
         self._progress.wait(PULSE_SECONDS)
+        if perf_counter_ns() >= self._look_ns:
+            self._look()
+
+    def _look(self) -> None:
+        self._look_ns = perf_counter_ns() + int(PULSE_SECONDS * 1e9)
         self.check()
         self._give_up_overdue()
-        if len(self._hung()) >= len(self._threads):
+        if self._n_hung >= len(self._threads):
             self.check_answered()
+
+    def wait_for(self, reads: Sequence[Read]) -> None:
+        """Locked. Until all are done; raises as `wait`, and the error of the first that fails."""
+        try:
+            while left := [read for read in reads if read.state is not ReadState.DONE]:
+                for read in left:
+                    if read.error is not None:
+                        raise read.error
+                    read.awaited = True
+                self._awaited = len(left)
+                self.wait()
+        finally:
+            self._awaited = 0
 
     def wake_lanes(self) -> None:
         """Locked. There may be background work."""
@@ -172,7 +218,7 @@ class IoLanes:
         threads. A lane that hangs is left behind; it keeps its part of the arena alive."""
         with self.lock:
             self._closing = True
-            for read in list(self._queue):
+            for read in [*self._queue, *self._ahead]:
                 self.cancel(read)
             self._work.notify_all()
             self._progress.notify_all()
@@ -199,7 +245,7 @@ class IoLanes:
     def _next(self) -> Read | None:
         with self.lock:
             while not self._closing:
-                read = self._take_demand() or self._take_background()
+                read = self._take_demand() or self._take_ahead() or self._take_background()
                 if read is not None:
                     read.state, read.begun_ns = ReadState.READING, perf_counter_ns()
                     return read
@@ -211,6 +257,12 @@ class IoLanes:
             return None
         self._demand_in_flight += 1
         return self._queue.popleft()
+
+    def _take_ahead(self) -> Read | None:
+        if not self._ahead or self._demand_in_flight or self._ahead_in_flight >= AHEAD_AT_ONCE:
+            return None
+        self._ahead_in_flight += 1
+        return self._ahead.popleft()
 
     def _take_background(self) -> Read | None:
         if self._demand_in_flight:
@@ -247,11 +299,11 @@ class IoLanes:
     def _settle(self, read: Read) -> None:
         del self._reads[self.pool.flat(read.moe_index, read.expert)]
         if read.state is ReadState.HUNG:  # it was given up, and only its slot is still out
+            self._n_hung -= 1
             self.pool.abandon(read.moe_index, read.expert)
             self._progress.notify_all()
             return
-        if read.purpose in DEMAND:
-            self._demand_in_flight -= 1
+        self._left_flight(read)
         if read.error is None:
             read.state = ReadState.DONE
             self.pool.publish(read.moe_index, read.expert)
@@ -259,7 +311,18 @@ class IoLanes:
             read.state = ReadState.FAILED
             self.pool.abandon(read.moe_index, read.expert)
         self._settled(read)
+        if self._awaited:
+            # The engine waits for certain reads: it is woken once, by the last of them.
+            self._awaited -= read.awaited
+            if read.error is None and (self._awaited or not read.awaited):
+                return
         self._progress.notify_all()
+
+    def _left_flight(self, read: Read) -> None:
+        if read.purpose in DEMAND:
+            self._demand_in_flight -= 1
+        elif read.purpose == "ahead":
+            self._ahead_in_flight -= 1
 
     # -- reads that do not return
 
@@ -275,15 +338,14 @@ class IoLanes:
 
     def _give_up(self, read: Read) -> None:
         path, offset = self.store.where(read.moe_index, read.expert)
-        read.state = ReadState.HUNG
+        read.state, self._n_hung = ReadState.HUNG, self._n_hung + 1
         read.error = StoreError(
             path,
             offset,
             f"a read of one expert has not returned for {self._limit:g} s",
             next_step="Look at the disk and its cables or network; then start slotwise again.",
         )
-        if read.purpose in DEMAND:
-            self._demand_in_flight -= 1
+        self._left_flight(read)
         if len(self._threads) < 2 * self._count:
             self._start_lane()
         self._settled(read)

@@ -29,10 +29,11 @@ from slotwise.experts.iolanes import (
     ReadState,
 )
 from slotwise.experts.lending import Loan
-from slotwise.experts.policy import Policy, make_policy
+from slotwise.experts.lookahead import LookAhead, Switch
+from slotwise.experts.policy import DEFAULT_POLICY, Policy, make_policy
 from slotwise.experts.pool import SMALL_RING, Arena, Pool, PoolError
 from slotwise.experts.profile import Profile, ProfileRecorder
-from slotwise.experts.refill import REFILL_MODES, Refill, RefillState
+from slotwise.experts.refill import REFILL_MODES, Refill, RefillBooks, RefillState
 from slotwise.experts.routing import RoutingRecorder
 from slotwise.experts.stats import Stats
 from slotwise.experts.store import ExpertStore
@@ -57,10 +58,11 @@ class Experts:
         arena: Arena,
         *,
         slots: Sequence[int],
-        policy: str = "lfu",
+        policy: str = DEFAULT_POLICY,
         io_lanes: int = 4,
         profile: Profile | None = None,
         refill: str = "deferred",
+        lookahead: str = "auto",
         ring: int | None = None,
         read_limit: float = READ_LIMIT_SECONDS,
         on_event: OnEvent | None = None,
@@ -78,6 +80,7 @@ class Experts:
         """Notes them one by one while it is set."""
         self.stage = "decode"
         self._rows = list(self.pool.table)
+        self._bases = np.arange(len(self._rows), dtype=np.int32)[:, None] * self.layout.n_experts
         self._pinned: list[tuple[int, Slots]] = []
         self._forgotten = np.zeros(self.pool.table.size, bool)
         self._refilled = np.zeros(self.pool.table.size, bool)
@@ -94,6 +97,8 @@ class Experts:
             on_event=on_event or _ignore,
             limit=read_limit,
         )
+
+        self._ahead, self._switch = LookAhead(self._lanes, self._stats.ahead), Switch(lookahead)
 
     def watch(self, check: Callable[[], None] | None) -> None:
         """While anything waits for a read, `check` is called every tenth of a second; what it
@@ -132,24 +137,123 @@ class Experts:
         self._pinned.clear()
 
     def require_routed(self, moe_index: int, routed: Slots) -> Slots:
-        """Slot of each routed expert, which may repeat; waits for those that are missing.
+        """As `place`, with the slots in an array of their own."""
+        slots = np.empty(routed.size, np.int32)
+        self.place(moe_index, routed, slots)
+        return slots
 
-        Nothing is pinned: only this thread evicts, so the slots stay right until its next
-        `require*`, `stream` or `lend`. Errors as in `require`.
+    def place(
+        self, moe_index: int, routed: Slots, slots: Slots, foreseen: Slots | None = None
+    ) -> None:
+        """Writes the slot of each routed expert, which may repeat, to `slots`; waits for those
+        that are missing.
+
+        `foreseen` are experts that the next layer will probably want, the likeliest first: what is
+        missing of them is read meanwhile. Nothing is pinned: only this thread evicts, so the slots
+        stay right until its next `place`, `require*`, `stream` or `lend`. Errors as in `require`.
         """
-        slots = self._rows[moe_index].take(routed)
-        if -1 not in slots.tolist():
+        self._rows[moe_index].take(routed, out=slots, mode="clip")
+        absent = -1 in slots.tolist()
+        ahead = foreseen is not None and -1 in self._rows[moe_index + 1].take(foreseen).tolist()
+        if not (absent or ahead or self._ahead.reads):
             self._counted.hits += slots.size
-            return slots
-        experts = np.unique(routed)
+            return
         with self._lanes.lock:
-            demand = self._demand(moe_index, experts, routed=routed.size)
-            try:
-                demand.check_fits()
-                demand.gather(experts.size, everything=True)
-            finally:
-                demand.abandon()
-        return self._rows[moe_index].take(routed)
+            self._place(moe_index, routed, slots, foreseen if ahead else None)
+
+    def _place(self, moe_index: int, routed: Slots, slots: Slots, foreseen: Slots | None) -> None:
+        """`place` with the lock held, for what takes reads."""
+        self._rows[moe_index].take(routed, out=slots, mode="clip")  # a refill may just have ended
+        experts, where = routed.tolist(), slots.tolist()
+        self._ahead.arrive(moe_index, experts)
+        missing = list({e: None for e, slot in zip(experts, where, strict=True) if slot < 0})
+        self._count(moe_index, missing, routed=len(experts))
+        region, kept = self.pool.region(moe_index), slots[slots >= 0]
+        self.pool.pin_each(region, kept)
+        try:
+            reads = self._begin(moe_index, missing)
+            if foreseen is not None:
+                self._look_ahead(moe_index + 1, foreseen)
+        finally:
+            self.pool.unpin_each(region, kept)
+        if reads is None:
+            self._gather(moe_index, np.unique(routed))
+        elif reads:
+            self._wait_for(reads)
+        if missing:
+            self._rows[moe_index].take(routed, out=slots, mode="clip")
+
+    def _begin(self, moe_index: int, missing: list[int]) -> list[Read] | None:
+        """The reads of the missing experts; None where not all get a slot at once."""
+        lanes, pool, region = self._lanes, self.pool, self.pool.region(moe_index)
+        if not pool.has_room(region, len(missing), pinned=self._most_pinned()):
+            return None
+        reads = []
+        for expert in missing:
+            read = lanes.underway(moe_index, expert)
+            if read is None:
+                pool.make_room(region, 1)
+                slot = pool.reserve(moe_index, expert)
+                if slot is None:
+                    return None
+                read = lanes.demand(moe_index, expert, slot, purpose=self._stage)
+            else:
+                lanes.hurry(read)
+            reads.append(read)
+        return reads
+
+    def _most_pinned(self) -> int:
+        """No fewer than the slots that are pinned: those of this call, and what `require` holds."""
+        return self.layout.n_experts + sum(slots.size for _, slots in self._pinned)
+
+    def _wait_for(self, reads: list[Read]) -> None:
+        start = perf_counter_ns()
+        try:
+            self._lanes.wait_for(reads)
+        except BaseException:
+            for read in reads:
+                self._lanes.cancel(read)
+            raise
+        finally:
+            self._counted.wait_ns += perf_counter_ns() - start
+
+    def _gather(self, moe_index: int, experts: Slots) -> None:
+        """Where slots are scarce or pinned: as `stream` does it, but all at once."""
+        demand = Demand(self._lanes, moe_index, experts, purpose=self._stage, stats=self._counted)
+        try:
+            demand.check_fits()
+            demand.gather(experts.size, everything=True)
+        finally:
+            demand.abandon()
+
+    # -- looking ahead
+
+    def looks_ahead(self) -> bool:
+        """Whether the window that begins now is to name experts of the next layer. Not while all
+        experts are resident: then there is nothing to read."""
+        if self.routing is not None:
+            self.routing.begin(self._stage, self.pool.table)
+        return self._switch.on and -1 in self.pool.flat_table
+
+    def window_done(self, routed: Slots, ns: int, *, looked_ahead: bool) -> None:
+        """A decode window took `ns`; row i of `routed` [n_moe_layers, n] is what layer i chose."""
+        self._stats.ahead.windows += looked_ahead
+        self._switch.window(ns)
+        self.policy.touch_window(routed)
+        if self._refills_unused:
+            self._note_refill_hits((routed + self._bases).reshape(-1))
+        if self.recorder is not None or self.routing is not None:
+            for moe_index, experts in enumerate(routed):
+                self._note(moe_index, experts, None)
+
+    def _look_ahead(self, moe_index: int, foreseen: Slots) -> None:
+        region, slots = self.pool.region(moe_index), self._rows[moe_index].take(foreseen)
+        here = slots[slots >= 0]
+        self.pool.pin_each(region, here)
+        try:
+            self._ahead.foresee(moe_index, foreseen[slots < 0].tolist())
+        finally:
+            self.pool.unpin_each(region, here)
 
     def stream(self, moe_index: int, experts: Slots) -> Generator[tuple[Slots, Slots]]:
         """Waves (experts, their slots) that cover the distinct `experts` once each.
@@ -162,7 +266,7 @@ class Experts:
         """
         pool, region = self.pool, self.pool.region(moe_index)
         with self._lanes.lock:
-            demand = self._demand(moe_index, experts, routed=experts.size)
+            demand = self._demand(moe_index, experts)
         try:
             with self._lanes.lock:
                 wave = demand.take_resident()
@@ -186,32 +290,57 @@ class Experts:
         # Half of a small pool is left to the hot experts of other layers.
         return max(SMALL_RING, min(self.ring, usable // 2))
 
-    def _demand(self, moe_index: int, experts: Slots, *, routed: int) -> Demand:
+    def _demand(self, moe_index: int, experts: Slots) -> Demand:
         missing = experts[self._rows[moe_index].take(experts) < 0]
-        flat = missing + moe_index * self.layout.n_experts
-        self._counted.misses += missing.size
-        self._counted.hits += routed - missing.size
-        self._stats.loan_misses += int(self._forgotten[flat].sum())
-        self._forgotten[flat] = self._refilled[flat] = False
+        self._count(moe_index, missing.tolist(), routed=experts.size)
         return Demand(self._lanes, moe_index, experts, purpose=self._stage, stats=self._counted)
+
+    def _count(self, moe_index: int, missing: list[int], *, routed: int) -> None:
+        self._counted.misses += len(missing)
+        self._counted.hits += routed - len(missing)
+        for expert in missing:
+            flat = self.pool.flat(moe_index, expert)
+            self._counted.loan_misses += bool(self._forgotten[flat])
+            self._forgotten[flat] = self._refilled[flat] = False
 
     # -- heat
 
     def touch(
-        self, moe_index: int, experts: Slots, counts: NDArray[np.integer] | None = None
+        self,
+        moe_index: int,
+        experts: Slots,
+        counts: NDArray[np.integer] | None = None,
+        recent: tuple[Slots, NDArray[np.integer]] | None = None,
     ) -> None:
         """Tells the policy what the router chose: `experts` of one layer, in a prompt chunk
-        distinct and with `counts` (tokens each), in a decode window as routed."""
-        self.policy.touch(moe_index, experts, counts)
+        distinct and with `counts` (tokens each), in a decode window as routed.
+
+        `recent` is what the chunk's last tokens chose, a part of `counts`: the policy hears of it
+        after the rest, so that decode starts with what the end of the prompt wanted.
+        """
+        if counts is None or recent is None:
+            self.policy.touch(moe_index, experts, counts)
+        else:
+            earlier = counts.copy()
+            earlier[np.searchsorted(experts, recent[0])] -= recent[1]
+            before = earlier > 0
+            self.policy.touch(moe_index, experts[before], earlier[before])
+            self.policy.touch(moe_index, *recent)
+        self._note(moe_index, experts, counts)
+        if self._refills_unused:
+            self._note_refill_hits(experts + self._bases[moe_index])
+
+    def _note(self, moe_index: int, experts: Slots, counts: NDArray[np.integer] | None) -> None:
         if self.recorder is not None:
             self.recorder.add(moe_index, experts if counts is None else np.repeat(experts, counts))
         if self.routing is not None:
-            self.routing.add(self._stage, moe_index, experts, counts, self.pool.table)
-        if self._refills_unused:
-            self._note_refill_hits(experts + moe_index * self.layout.n_experts)
+            self.routing.begin(self._stage, self.pool.table)
+            self.routing.add(moe_index, experts, counts)
 
     def _note_refill_hits(self, flat: NDArray[np.integer]) -> None:
-        self._stats.refill_hits += int(self._refilled[np.unique(flat)].sum())
+        hits = int(self._refilled[np.unique(flat)].sum())
+        self._stats.refill_hits += hits
+        self._refill.books.saved_misses += hits
         self._refilled[flat] = False
         # In this order: a lane may add to them meanwhile.
         self._refills_unused = False
@@ -225,6 +354,7 @@ class Experts:
         `progress(done, total)` in bytes of slots. A read that fails is reported by `on_event`
         and leaves its slot empty. Interrupted, it leaves the rest empty.
         """
+        start = perf_counter_ns()
         with self._lanes.lock:
             total = self._refill.start("warm", lanes=self._io_lanes)
             self._lanes.wake_lanes()
@@ -234,9 +364,10 @@ class Experts:
                     if self._refill.active:
                         self._lanes.wait()
                 if progress is not None:
-                    progress(self._refill.filled_bytes, total)
+                    progress(self._refill.books.filled_bytes, total)
         finally:
             self._stop_refill()
+            self._stats.warm_ns += perf_counter_ns() - start
 
     def refill(self) -> float:
         """Starts to fill the free slots as the refill policy says, hottest experts first.
@@ -263,7 +394,7 @@ class Experts:
         finally:
             waited = perf_counter_ns() - start
             self._stats.refill_waited_ns += waited
-            self._refill.waited_ns += waited
+            self._refill.books.waited_ns += waited
         return waited / 1e6
 
     def pause_refill(self) -> None:
@@ -281,6 +412,11 @@ class Experts:
         """Where the latest refill (or `warm`) stands."""
         with self._lanes.lock:
             return self._refill.state()
+
+    @property
+    def refill_books(self) -> RefillBooks:
+        """The latest refill's; kept up to date until the next loan."""
+        return self._refill.books
 
     def _stop_refill(self) -> None:
         with self._lanes.lock:
@@ -306,9 +442,11 @@ class Experts:
         """
         with self._lanes.lock:
             self._refill.stop()
+            self._ahead.drop()
             while not self._lanes.idle:
                 self._lanes.wait()
             self._lanes.check_answered()
+            self._refill.books.superseded = True
             loan = lending.lend(self.pool, nbytes, arena=self._arena)
         self._forgotten[:] = False
         self._forgotten[loan.forgotten] = True
@@ -350,9 +488,15 @@ class Experts:
         """Called by a lane, with the lock held, for every read that is done or failed."""
         done = read.state is ReadState.DONE
         self._stats.failed_reads += not done
+        if read.purpose == "ahead":
+            self._stats.decode.bytes_read += read.nbytes
+            self._stats.decode.mirror_hits += done and not read.nbytes
+            self._stats.ahead.bytes += read.nbytes
+            return
         if read.purpose in DEMAND:
             stage = self._stats.read if read.purpose == "read" else self._stats.decode
             stage.bytes_read += read.nbytes
+            stage.mirror_hits += done and not read.nbytes
             return
         self._refill.settled(read)
         if read.purpose == "warm":

@@ -12,6 +12,7 @@ the best possible. Does not know slots, pins or I/O (see pool.py).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -48,7 +49,7 @@ class Policy(ABC):
         `counts` (tokens per expert, a prompt chunk) the experts are distinct.
         """
 
-    def touch_window(self, routed: NDArray[np.int32]) -> None:
+    def touch_window(self, routed: Sequence[NDArray[np.int32]] | NDArray[np.int32]) -> None:
         """One decode window: row i of `routed` is what layer i chose, from the first layer on."""
         for moe_index, experts in enumerate(routed):
             self.touch(moe_index, experts)
@@ -147,8 +148,8 @@ class TwoRates(Policy):
             np.add.at(row, experts, uses * (share * (1.0 - kept) / tokens))
         np.add(*self._rates[:, moe_index], out=self.heat[moe_index])
 
-    def touch_window(self, routed: NDArray[np.int32]) -> None:
-        if routed.shape != (len(self.heat), self.n_used):
+    def touch_window(self, routed: Sequence[NDArray[np.int32]] | NDArray[np.int32]) -> None:
+        if len(routed) != len(self.heat) or len(routed[0]) != self.n_used:
             super().touch_window(routed)
             return
         ids = (routed + self._bases).reshape(-1)  # of one token: distinct

@@ -108,9 +108,12 @@ def replay(
             traffic = result.stage(step)
             traffic.tokens += step.tokens
             for call in step.calls:
-                policy.touch(call.moe_index, call.experts, call.counts)
+                if call.counts is not None:
+                    policy.touch(call.moe_index, call.experts, call.counts)
                 missing = _bring_in(pool, call)
                 traffic.count(call, missing, pool.region(call.moe_index).slot_bytes)
+            if step.stage == "decode":
+                policy.touch_window([call.experts for call in step.calls])
     return result
 
 
@@ -195,21 +198,20 @@ def _fill(pool: Pool, resident: Bools | None) -> None:
 def _bring_in(pool: Pool, call: Call) -> int:
     """Makes the call's experts resident, a chunk's in waves; returns how many had to be read."""
     region, row = pool.region(call.moe_index), pool.table[call.moe_index]
-    experts = call.experts
-    slots = row.take(experts)
+    slots = row.take(call.experts)
     if -1 not in slots.tolist():
         return 0
-    experts = np.unique(experts)
-    slots = row.take(experts)
-    missing, held = experts[slots < 0].tolist(), slots[slots >= 0]
+    missing = list(dict.fromkeys(call.experts[slots < 0].tolist()))
+    held = np.unique(slots[slots >= 0])
     wave = len(missing) if call.counts is None else WAVE
     done = 0
     while done < len(missing):
         pool.pin(region, held)  # a wave computes while the next is read
         batch = missing[done : done + min(wave, pool.usable(region))]
-        pool.make_room(region, len(batch))
         for expert in batch:
+            pool.make_room(region, 1)
             pool.reserve(call.moe_index, expert)
+        for expert in batch:
             pool.publish(call.moe_index, expert)
         pool.unpin(region, held)
         held = row.take(batch)

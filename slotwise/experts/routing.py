@@ -94,23 +94,24 @@ class RoutingRecorder:
         self._layers, self._lengths, self._counted = array("i"), array("i"), array("b")
         self._experts, self._counts = array("i"), array("i")
         self._last = layout.n_moe_layers
+        self._stage: Stage | None = None
+        self._resident: Bools | None = None
+
+    def begin(self, stage: Stage, table: NDArray[np.int32]) -> None:
+        """What is added next belongs to `stage`. The first time, and whenever the stage changes,
+        notes who is resident by the pool's `table`."""
+        if stage != self._stage:
+            self._stage, self._resident, self._last = stage, table >= 0, self._layout.n_moe_layers
 
     def add(
-        self,
-        stage: Stage,
-        moe_index: int,
-        experts: NDArray[np.int32],
-        counts: NDArray[np.integer] | None,
-        table: NDArray[np.int32],
+        self, moe_index: int, experts: NDArray[np.int32], counts: NDArray[np.integer] | None
     ) -> None:
-        """The router's choice for one layer, layers in ascending order. `table` is the pool's:
-        who is resident is noted before the first step and whenever the stage changes."""
-        if moe_index <= self._last:
+        """The router's choice for one layer. A step goes through the layers in ascending order."""
+        if moe_index <= self._last and self._stage is not None:
             uses = len(experts) if counts is None else int(counts.sum())
-            changed = not self._steps or self._steps[-1][0] != stage
-            resident = table >= 0 if changed else None
-            self._steps.append((stage, uses // self._layout.n_used, resident))
+            self._steps.append((self._stage, uses // self._layout.n_used, self._resident))
             self._step_calls.append(0)
+            self._resident = None
         self._last = moe_index
         self._step_calls[-1] += 1
         self._layers.append(moe_index)

@@ -52,8 +52,9 @@ def test_windows_miss_what_the_engine_misses(steps: list[list[list[int]]], polic
     with Bench(LAYOUT, slots=slots, policy=policy) as b:
         for step in routing.steps:
             for call in step.calls:
-                b.experts.touch(call.moe_index, call.experts)
                 b.experts.require_routed(call.moe_index, call.experts)
+            routed = np.stack([call.experts for call in step.calls])
+            b.experts.window_done(routed, 1, looked_ahead=False)
         b.quiet()
         real = b.experts.snapshot().decode
     found = replay(routing, LAYOUT, slots, policy).decode

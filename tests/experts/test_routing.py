@@ -69,7 +69,8 @@ def test_what_an_experts_does_survives_the_file(tmp_path: Path) -> None:
 
 def test_the_file_is_json_lines_with_the_shape_first(tmp_path: Path) -> None:
     recorder = RoutingRecorder(LAYOUT)
-    recorder.add("decode", 0, ids(1, 2), None, np.full((2, 6), -1, np.int32))
+    recorder.begin("decode", np.full((2, 6), -1, np.int32))
+    recorder.add(0, ids(1, 2), None)
     path = tmp_path / "r.jsonl"
     save_routing(path, recorder.routing(model_name="tiny.gguf", model_digest="abc"))
     head, resident, step = (json.loads(line) for line in path.read_text().splitlines())
