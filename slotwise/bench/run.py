@@ -93,7 +93,7 @@ def run(plan: Plan, *, say: Say, step: Step) -> Outcome:
             bytes_per_second=estimate(speeds).median if speeds else None,
         )
     if not any(s["arm"] == OURS and "failed" not in s for s in record.samples):
-        why = record.samples[0].get("failed", "") if record.samples else "no turns"
+        why = next((s["failed"] for s in record.samples if "failed" in s), "no turns")
         raise NothingMeasured(f"nothing could be measured: {why}")
     _fill(record, found, speeds)
     _check(record)
