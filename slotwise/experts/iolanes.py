@@ -1,8 +1,9 @@
 """I/O lanes: the threads that read experts from the store into slots.
 
-A lane takes demand reads first. When no demand is queued or in flight it takes what was looked ahead
-for, and then asks the refill what to read next. Lanes never evict: a read arrives with its slot
-already reserved. A failed read frees its slot and is handed to whoever waits for it; the lane goes on.
+A lane takes demand reads first. When no demand is queued or in flight it takes what was looked
+ahead for, and then asks the refill what to read next. Lanes never evict: a read arrives with its
+slot already reserved. A failed read frees its slot and is handed to whoever waits for it; the lane
+goes on.
 
 A read that does not return within the limit fails too, but its slot stays taken, because the system
 may still write into it; another lane takes over. When it returns after all, its lane ends.
