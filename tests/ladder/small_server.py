@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
             return {}
         prompt = tokens_of(text) + OVERHEAD
         cached = 5 if mode == "cached" else 0
-        own = {"lever": body.get("lever", "off"), "note": f"{text[:40]} {SECRET} /home/somebody/x"}
+        own = {"lever": body.get("lever", "off"), "note": f"{text[:40]} {SECRET} /srv/somebody/x"}
         return {
             "usage": {
                 "prompt_tokens": prompt,
