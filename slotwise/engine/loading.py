@@ -57,7 +57,9 @@ class Blueprint:
         windows, window_work = window_bytes(most, settings.context, threads)
         chunk_work = max(work_bytes(shapes, chunk, threads) for shapes in (least, most))
         needs = MemoryPlan(
-            budget=Budget(settings.memory, "--memory") if settings.memory else available(),
+            budget=Budget(settings.memory, "--memory")
+            if settings.memory
+            else available(n_vocab=h.n_vocab),
             dense=self.dense.nbytes,
             state=state_bytes(h, settings.context, settings.kv_type),
             windows=windows,

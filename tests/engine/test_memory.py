@@ -19,6 +19,7 @@ from slotwise.engine.memory import (
     GROUP_HEADROOM_SHARE,
     HEADROOM_BYTES,
     HEADROOM_SHARE,
+    TOKEN_BYTES,
     Budget,
     MemoryPlan,
     available,
@@ -149,6 +150,14 @@ def test_a_small_group_leaves_more_than_half_of_it(machine: Machine) -> None:
     machine.member_of("4:memory:/job")
     machine.v1("job", limit=500 << 20, usage=50 << 20)
     assert machine.budget().nbytes == (450 << 20) - GROUP_HEADROOM_BYTES
+
+
+def test_a_group_leaves_room_for_the_tokenizer(machine: Machine) -> None:
+    machine.member_of("4:memory:/job")
+    machine.v1("job", limit=500 << 20, usage=50 << 20)
+    without = machine.budget().nbytes
+    with_tokens = available(n_vocab=100_000, root=machine.root).nbytes
+    assert without - with_tokens == 100_000 * TOKEN_BYTES
 
 
 def test_a_group_larger_than_what_is_free_says_nothing(machine: Machine) -> None:
