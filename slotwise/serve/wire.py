@@ -54,11 +54,12 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_whole)]
+WHOLE = BeforeValidator(_whole)
+"""Stands last: pydantic leaves limits that come after it out of the JSON Schema."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(max_length=4 << 20)]
 SomeText = Annotated[str, Field(min_length=1, max_length=4 << 20)]
-TokenId = Annotated[Int, Field(ge=0, lt=1 << 31)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31), WHOLE]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Object = dict[str, Any]
 
@@ -83,12 +84,12 @@ class Sampled(Body):
     model: str | None = Field(None, description="This server's model, or nothing.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Fraction | None = None
     min_p: Fraction | None = None
-    top_k: Annotated[Int, Field(ge=-1, le=1 << 31)] | None = None
-    seed: Annotated[Int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), WHOLE] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64), WHOLE] | None = None
     stop: (
         Annotated[str, Field(min_length=1, max_length=1024)]
         | Annotated[
@@ -115,9 +116,9 @@ class ChatBody(Sampled):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
-    max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     tools: list[Object] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     response_format: ResponseFormat | None = None
@@ -132,7 +133,7 @@ class CompletionBody(Sampled):
         | TokenIds
         | Annotated[list[SomeText | TokenIds], Field(min_length=1, max_length=1)]
     )
-    logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
 
 
 class TokenizeBody(Body):
