@@ -235,7 +235,7 @@ def test_a_model_that_is_cut_while_it_is_open(copy: Small) -> None:
         assert "three reads an expert" in engine.loaded.store.note
         engine.read_only(OTHER)
         os.truncate(copy.path, 100_000)
-        with pytest.raises(StoreError, match="the file ends after") as caught:
+        with pytest.raises(StoreError, match=r"the file ends after|was changed") as caught:
             generate(engine)
         assert caught.value.path == str(copy.path)
         check_idle(engine)
