@@ -58,7 +58,7 @@ class Tokens:
 class Conversation:
     """What was known of the prompt, and what keeping conversations cost this request."""
 
-    mode: str
+    mode: Literal["off", "shadow", "on"]
     """`off`, `on`, or `shadow`: does the work of `on` and throws away what it finds."""
     engaged: int = field(default=0, metadata=measured())
     """Lookups made. 0 where the mode is `off`: the counter that proves which arm this was."""
