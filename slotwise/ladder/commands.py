@@ -160,7 +160,13 @@ def restore_command(journals: tuple[Path, ...], api_key_env: str) -> None:
     done = 0
     with _loudly():
         for path in found:
-            journal = Journal(path)
+            try:
+                journal = Journal(path)
+            except UsageError as error:
+                if journals:
+                    raise
+                _say(f"left to the run that has it: {error}")
+                continue
             try:
                 if journal.unfinished:
                     finish(journal, key=key, say=_say)
