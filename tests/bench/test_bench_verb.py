@@ -8,17 +8,25 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slotwise.bench.cgroup import NoGroup
+from slotwise.bench.peers import Peer
 from slotwise.cli import main
 from slotwise.experts.routing import load_routing
 
 SMALL = ("--prompts", "8", "--decode", "3", "--pairs", "1", "--threads", "1")
 GROUPS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture(autouse=True)
+def a_busy_machine_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("run", "turns"):
+        monkeypatch.setattr(f"slotwise.bench.{module}.MOST_CROWDING", 1e9)
 
 
 def bench(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
@@ -62,6 +70,22 @@ def test_without_groups_it_says_so_and_goes_on(
     assert "no memory control group can be made here" in err
     assert "300 MiB" in out
     assert "missing: against llama.cpp: not measured in this run" in out
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
+def test_llama_cpp_s_server_is_measured_in_turns(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through_server = Peer(worker="server", arguments=("xllamacpp", "-"), python=sys.executable)
+    monkeypatch.setattr("slotwise.bench.peers.find_peer", lambda text: through_server)
+    code, out, _ = bench(capsys, tiny, *SMALL, "--against", "llama.cpp", "--json")
+    assert code == 0
+    record = json.loads(out)
+    theirs = next(s for s in record["samples"] if s["arm"] == "llama.cpp")
+    assert "failed" not in theirs
+    assert theirs["first_ns"] > 0
+    assert "xllamacpp" in record["workers"]["llama.cpp all"]["package"]
+    assert record["results"]["resident, read 8, against llama.cpp"]["n"] == 1
 
 
 def test_nothing_measured_is_3(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
