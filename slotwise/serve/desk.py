@@ -19,6 +19,7 @@ from typing import Literal
 
 from slotwise.engine.prompt import Cancelled
 from slotwise.engine.text import Answerer, Prompt
+from slotwise.errors import SlotwiseError
 from slotwise.serve.answering import Answering
 from slotwise.serve.faults import ApiError, from_exception
 from slotwise.serve.jobs import Job
@@ -246,7 +247,8 @@ class Desk:
         except Exception as error:
             fault = from_exception(error)
             if fault.status >= 500:
-                log.error("request %s failed", job.request, exc_info=error)
+                ours = not isinstance(error, SlotwiseError)  # a defect: say where it is
+                log.error("request %s failed: %s", job.request, error, exc_info=ours)
             job.post(fault)
         finally:
             with self._changed:
