@@ -197,9 +197,17 @@ def _ladder(folder: Path, sizes: str, samples: int) -> None:
         "--samples", str(samples), "--max-tokens", "16", "--out", str(folder / "run.json"),
         "--force",
     ]  # fmt: skip
-    code = subprocess.run(call, check=False).returncode
+    ladder = subprocess.Popen(call)
+    try:
+        code = ladder.wait()
+    except BaseException:  # subprocess.run would kill it, and production would stay down
+        ladder.terminate()
+        ladder.wait()
+        raise
     if code:
-        raise SlotwiseError(f"the ladder ended with exit code {code}")
+        raise SlotwiseError(
+            f"the ladder ended with exit code {code}", next_step="What it said is above."
+        )
 
 
 def _call(*arguments: str) -> str:
