@@ -184,3 +184,10 @@ def test_a_model_in_several_files(small: Callable[[str], Small], tmp_path: Path)
     for shard in (shards[0], shards[3]):
         with Engine.open(shard, settings(slots=1)) as engine:
             np.testing.assert_array_equal(engine.logits(PROMPT), expected)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_a_limit_that_no_read_can_keep(seconds: float) -> None:
+    with pytest.raises(UsageError, match="--read-limit"):
+        EngineSettings(read_limit=seconds)
+    assert EngineSettings(read_limit=0.5).read_limit == 0.5
