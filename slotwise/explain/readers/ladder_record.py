@@ -51,8 +51,8 @@ class LadderRecordReader:
         try:
             data = json.loads("\n".join(self._lines))
         except (ValueError, RecursionError):
-            self.unknown.add("a run record that is not whole")
-            return []
+            note = "not a whole JSON document: the record is damaged or cut"
+            return [Life(dialect=self.name, file=self._file, first_line=1, notes=(note,))]
         return lives_of(data, file=self._file) if isinstance(data, dict) else []
 
 
