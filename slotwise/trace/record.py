@@ -20,6 +20,8 @@ FIRST_TOKENS = 64
 
 _NOT_REACHED = "no response reached this edge (run in this process, or ended before)"
 RefillEnd = Literal["none", "running", "full", "cut_short"]
+LookAheadMode = Literal["none", "auto", "on", "off"]
+"""`none`: the model has no experts."""
 
 _NOT_COUNTED = "nobody counted this"
 _NO_FORECAST = "no earlier request of this engine to learn the rates from"
@@ -108,7 +110,7 @@ class Refill:
     saved_misses: int | None = field(default=None, metadata=measured(null=_NOT_COUNTED))
     """Experts the refill had brought back that decode then used."""
     end: RefillEnd = "none"
-    """`none` was begun, still `running` when the request ended, `full`, or `cut_short` by a loan."""
+    """`none` was begun, `running` still at the end of the request, `full`, or `cut_short`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +165,25 @@ class ExpertCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LookAhead:
+    """Experts read in decode because the next layer would probably want them. Those that were begun
+    are used or wasted, but for a read that failed."""
+
+    windows: int = field(metadata=measured())
+    """Windows that looked ahead: the counter that proves it was engaged."""
+    predicted: int = field(metadata=measured())
+    """Absent experts that were named for the next layer."""
+    called_off: int = field(metadata=measured())
+    """Of those, what no lane had begun when that layer's router had chosen."""
+    used: int = field(metadata=measured())
+    late: int = field(metadata=measured())
+    """Of those used, what the request had to wait for still. They count as misses."""
+    wasted: int = field(metadata=measured())
+    bytes: int = field(metadata=measured())
+    """Read from the store; part of `decode_experts.bytes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings the request ran with, with automatic values resolved."""
 
@@ -175,6 +196,7 @@ class Settings:
     kv_type: str | None = None
     refill: str | None = None
     policy: str | None = None
+    lookahead: LookAheadMode = "none"
     profile: str | None = None
     """Name of the profile's file, without its folder."""
     pack: str | None = None
@@ -206,6 +228,7 @@ class RequestRecord(Record):
     prefill_experts: ExpertCounts = ExpertCounts()
     refill_experts: ExpertCounts = ExpertCounts()
     decode_experts: ExpertCounts = ExpertCounts()
+    lookahead: LookAhead | None = field(default=None, metadata=optional("no window looked ahead"))
     lanes: Mapping[str, LaneTotal] = field(default_factory=dict)
     """Overlapped work between the ledger's start and its end; never part of its sum."""
     lanes_complete: bool = True

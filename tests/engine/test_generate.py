@@ -341,7 +341,7 @@ def test_cancelled_at_every_moment(engine: Engine, answer: list[int]) -> None:
     """Each question whether to go on is one moment: before every layer of the read and before
     every window."""
     seen: set[tuple[int, int]] = set()
-    for n in range(100):
+    for n in range(400):
         engine.loaded.state.reuse([-1])
         cancel = SetAfter(n)
         try:
