@@ -349,7 +349,9 @@ def test_an_older_record_s_numbers_are_unchecked(check: Check, engine: tuple[str
     assert check(older, "--repo", repo)[0] == 4
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.binary(max_size=60), st.text(alphabet="0123456789.,-/ msx%k", max_size=20), st.text(),
        st.sampled_from(["a.log", "a.json", "a.gz"]))  # fmt: skip
 def test_no_evidence_and_no_statement_is_an_internal_error(

@@ -92,7 +92,7 @@ JSON = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXTS, st.lists(NUMBERS, max_size=3), JSON)
 def test_any_valid_record_is_checked(
     tmp_path: Path, statement: str, numbers: list[dict[str, Any]], evidence: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotwise.findings.numbers import (
@@ -130,6 +130,7 @@ def test_what_is_no_formula(formula: str) -> None:
         evaluate(formula)
 
 
+@settings(deadline=None)
 @given(st.text() | st.text(alphabet="0123456789.,-+eEkx×/ %ms_:`()"))
 def test_any_text_is_survived(text: str) -> None:
     for number in stated_numbers(text):
@@ -139,6 +140,7 @@ def test_any_text_is_survived(text: str) -> None:
         evaluate(text)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**12), st.integers(0, 3))
 def test_a_written_number_agrees_with_its_value(value: int, decimals: int) -> None:
     scaled = value / 10**decimals

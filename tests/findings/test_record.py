@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotwise.findings.older import OLDER_SCHEMA
@@ -61,6 +61,7 @@ JUNK = st.none() | st.booleans() | st.integers() | FLOATS | st.text(max_size=5)
 VALUES = JUNK | st.lists(JUNK, max_size=2) | st.dictionaries(st.text(max_size=3), JUNK, max_size=2)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_our_verdict_is_that_of_the_published_schema(data: st.DataObject) -> None:
     document = copy.deepcopy(EXAMPLE)
@@ -148,6 +149,7 @@ def test_what_is_no_record(data: bytes, expected: str) -> None:
     assert expected in issue
 
 
+@settings(deadline=None)
 @given(st.binary() | st.recursive(JUNK, lambda inner: st.lists(inner) | st.dictionaries(
     st.sampled_from(["schema", "claims", "subject", "x"]), inner)))  # fmt: skip
 def test_junk_is_survived(junk: Any) -> None:
@@ -215,6 +217,7 @@ KEYS = ["findings", "claims", "claim", "sources", "source", "path", "lines", "li
         "end", "limitations", "observations", "source_revision", "id", "status"]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), st.recursive(
     JUNK | st.from_regex(r"[a-c./]{1,3}[:#]L?\d{1,3}([-,]\d)?", fullmatch=True),
     lambda inner: st.lists(inner, max_size=3)
