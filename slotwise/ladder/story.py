@@ -22,6 +22,7 @@ import click
 
 from slotwise import __version__
 from slotwise.errors import SlotwiseError
+from slotwise.findings.citations import head_of
 from slotwise.findings.schema import FINDINGS_SCHEMA
 from slotwise.ladder.client import Client
 from slotwise.ladder.identity import answers
@@ -71,11 +72,7 @@ def findings(report: Mapping[str, Any], evidence: bytes) -> dict[str, Any]:
     return {
         "schema": FINDINGS_SCHEMA,
         "title": "The refill of lent expert slots, on and off the path to the first token",
-        "subject": {
-            "repository": None, "revision": None,
-            "missing": {"repository": "an installed slotwise was measured",
-                        "revision": f"slotwise {__version__}, not a checkout"},
-        },
+        "subject": _subject(),
         "status": "measured",
         "claims": claims,
         "evidence": [{"id": EVIDENCE, "path": "report.json", "kind": "other",
@@ -93,6 +90,18 @@ def findings(report: Mapping[str, Any], evidence: bytes) -> dict[str, Any]:
         }],
         "invocation": "slotwise ladder demo",
         "tool": {"name": "slotwise", "version": __version__},
+    }  # fmt: skip
+
+
+def _subject() -> dict[str, Any]:
+    """The revision of the checkout that was measured, or why there is none."""
+    root = Path(__file__).parents[2]
+    if (root / ".git").exists():
+        _, revision = head_of(root)
+        return {"repository": "slotwise", "revision": revision}
+    return {
+        "repository": "slotwise", "revision": None,
+        "missing": {"revision": f"slotwise {__version__} as it is installed, not a checkout"},
     }  # fmt: skip
 
 
