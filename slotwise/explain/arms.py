@@ -10,7 +10,7 @@ from slotwise.errors import SlotwiseError, UsageError
 from slotwise.explain import progress
 from slotwise.explain.readers import read_files
 from slotwise.explain.readers.ladder_record import FIRST
-from slotwise.explain.record import Life, Reading
+from slotwise.explain.record import Life, Reading, shown_name
 
 Named = tuple[str, Reading]
 
@@ -39,19 +39,21 @@ def one_arm(text: str) -> Named:
         files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
         if not files:
             raise SlotwiseError(
-                f"{path.name}: an empty folder", next_step="Give a folder with logs."
+                f"{shown_name(path.name)}: an empty folder", next_step="Give a folder with logs."
             )
-        return path.name, _read(files)
+        return shown_name(path.name), _read(files)
     reading = _read([path])
     held = _arms(reading, path)
     if not held and not arm:
-        return path.name, reading
+        return shown_name(path.name), reading
     if not arm and len(held) == 1:
         (arm,) = held
     if arm not in held:
         raise UsageError(
-            f"{path.name} has no arm {arm}" if arm else f"{path.name} holds {len(held)} arms",
-            next_step=f"Give {path.name}:ARM. There are: {', '.join(held) or 'none'}",
+            f"{shown_name(path.name)} has no arm {arm}"
+            if arm
+            else f"{shown_name(path.name)} holds {len(held)} arms",
+            next_step=f"Give {shown_name(path.name)}:ARM. There are: {', '.join(held) or 'none'}",
         )
     return arm, held[arm]
 
@@ -78,11 +80,16 @@ def _read(files: Sequence[Path]) -> Reading:
 
 
 def _arms(reading: Reading, path: Path) -> dict[str, Reading]:
-    """The arms of a ladder record by name, in its order; empty for anything else."""
+    """The arms of a ladder record by name, in its order; empty for anything else.
+
+    An arm's first samples come with it; only where there are no others are they counted.
+    """
     lives: dict[str, list[Life]] = {}
     for life in reading.lives:
-        if life.dialect == "ladder" and not life.file.endswith(FIRST):
-            name = life.file.removeprefix(f"{path.name}:")
+        if life.dialect == "ladder":
+            name = life.file.removeprefix(f"{shown_name(path.name)}:")
+            if all(request.first_of_life for request in life.requests):
+                name = name.removesuffix(FIRST)
             lives.setdefault(name, []).append(life)
     return {name: replace(reading, lives=tuple(of)) for name, of in lives.items()}
 

@@ -24,7 +24,7 @@ from slotwise.explain.stats import (
     mean,
     paired_difference,
 )
-from slotwise.explain.summary import group_requests, in_memory, phase_names
+from slotwise.explain.summary import drawn_words, group_requests, in_memory, phase_names
 
 FORCE = "Pass --force-compare to compare all the same; the result then says so."
 MODEL_WORDS = ("slot bytes", "blob bytes", "experts", "model")
@@ -100,6 +100,8 @@ def compare(
 
     `interleaved` says that whoever took them let the arms take turns.
     """
+    both = zip("AB", (a, b), strict=True)
+    drawn = [f"arm {arm}: {w}" for arm, of in both for life in of.lives for w in drawn_words(life)]
     a, b = in_memory(a), in_memory(b)
     matched, unmatched = match(a, b)
     findings = _objections(a, b, matched, names=names)
@@ -111,7 +113,7 @@ def compare(
     if not sizes:
         raise Refused([_finding("no-times", "no size has a known time in both arms", "times")])
     tests = sum(1 + len(s.phases) for s in sizes)
-    warnings = [f"FORCED although {f.found}" for f in findings]
+    warnings = [*(f"FORCED although {f.found}" for f in findings), *drawn]
     if tests >= 5:
         warnings.append(
             f"{tests} intervals at 95 %: about {tests * 0.05:.1g} of them would show a change "

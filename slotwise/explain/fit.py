@@ -177,6 +177,9 @@ def straight_line(
         units=("ms", f"ms/{per}"), warnings=warnings,
     )  # fmt: skip
     notes = list(line.warnings)
+    fixed = line.term("fixed")
+    if fixed.value < 0 and (fixed.high is None or fixed.high < 0):
+        notes.insert(0, "the fixed cost comes out below zero, which nothing costs: do not use it")
     sizes = len(set(repeated_sizes(x)))
     lack = lack_of_fit(x, y)
     if sizes == 2:

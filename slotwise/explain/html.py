@@ -70,7 +70,7 @@ def _life(life: Life, said: Summary) -> Mapping[str, Any]:
 def _plots(said: Summary) -> list[drawing.Plot]:
     plots = []
     if said.read.line is not None:
-        words = f"{said.read.what}: {wording.formula(said.read.line)}"
+        words = wording.fit_title(said.read.what, said.read.line)
         plots.append(
             drawing.fit_plot(said.read.line, floor=said.read.floor, words=words, per="token")
         )

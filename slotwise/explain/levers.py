@@ -17,6 +17,7 @@ from slotwise.explain.stats import LEAST_FOR_INTERVAL, Estimate, mean, t_quantil
 from slotwise.explain.summary import (
     Summary,
     batched_parts,
+    drawn_words,
     group_requests,
     in_memory,
     phase_ms,
@@ -125,6 +126,8 @@ def predict_levers(
 
     With `with_lever` only the lever `lever_key` is predicted and set against that arm.
     """
+    lives = [*reading.lives, *(with_lever.lives if with_lever else ())]
+    drawn = [words for life in lives for words in drawn_words(life)]
     reading = in_memory(reading)
     with_lever = None if with_lever is None else in_memory(with_lever)
     levers = [*LEVERS, *(_custom(name) for name in off)]
@@ -139,10 +142,11 @@ def predict_levers(
         predictions += found
         if not found:
             reasons.append((lever.title, _why_not(lever, used(reading))))
-    warnings = () if groups else ("no finished request with a known size",)
+    warnings = [*drawn, *([] if groups else ["no finished request with a known size"])]
     return LeverReport(
-        predictions=tuple(predictions), not_predicted=tuple(reasons), arm=arm, warnings=warnings
-    )
+        predictions=tuple(predictions), not_predicted=tuple(reasons), arm=arm,
+        warnings=tuple(warnings),
+    )  # fmt: skip
 
 
 def _predict(lever: Lever, group: Matched, *, summary: Summary) -> Prediction | None:

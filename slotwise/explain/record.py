@@ -131,6 +131,7 @@ class Request:
             "lines": list(self.lines),
             "status": self.status,
             "first_of_life": self.first_of_life,
+            "warmed": self.warmed,
         }
         for key in _REQUEST_VALUES:
             out[key] = getattr(self, key).to_dict()
@@ -208,6 +209,11 @@ class Reading:
             "files": list(self.files),
             "unreadable": list(self.unreadable),
         }
+
+
+def shown_name(name: str) -> str:
+    """A file's name without what a terminal would obey or an encoding refuse."""
+    return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def safe_name(text: str) -> str | None:

@@ -137,6 +137,14 @@ def in_memory(reading: Reading) -> Reading:
     return replace(reading, lives=tuple(lives))
 
 
+def drawn_words(life: Life) -> list[str]:
+    """That not all requests are in the numbers, where that is so."""
+    n = len(life.requests)
+    if n <= MOST_REQUESTS:
+        return []
+    return [f"{MOST_REQUESTS:,} of {n:,} requests, drawn at random, are in these numbers"]
+
+
 def summarise(life: Life) -> Summary:
     """Medians by size, costs of read and refill, and what was left out of them."""
     requests = drawn(life.requests)
@@ -148,12 +156,7 @@ def summarise(life: Life) -> Summary:
     grouped = {i for g in groups for i in (*g.used, *g.cold)}
     unused = [(r.index, _why_unused(r)) for r in requests if r.index not in grouped]
     refill, why_not = refill_cost(used)
-    warnings = []
-    if len(requests) < len(life.requests):
-        warnings.append(
-            f"{len(requests):,} of {len(life.requests):,} requests, drawn at random, are in these "
-            "numbers"
-        )
+    warnings = drawn_words(life)
     if any(by_index[i].first_of_life for g in groups for i in g.used):
         warnings.append(
             "the first request of this engine life is among the numbers, because no other has its "

@@ -105,3 +105,10 @@ def formula(fit: Fit) -> str:
         sign = "+" if term.value >= 0 else "-"
         parts.append(f"{sign} {quantity(abs(term.value), term.unit)}")
     return " ".join(parts)
+
+
+def fit_title(what: str, fit: Fit) -> str:
+    """The formula; where it has no interval or a fixed cost below zero, with its warnings."""
+    fixed = fit.terms[0]
+    warnings = () if fixed.has_interval and fixed.value >= 0 else fit.warnings
+    return "; ".join([f"{what}: {formula(fit)}", *warnings])

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from slotwise.explain.readers.base import Reader, Unknown
 from slotwise.explain.readers.lines import (
+    BLOCK,
     LogFile,
     Splitter,
     as_text,
     blocks,
     feed_block,
 )
-from slotwise.explain.record import Life, Reading
+from slotwise.explain.record import Life, Reading, shown_name
 
 READERS = (
     "ladder_record:LadderRecordReader",  # first: it holds blocks of the other dialects
@@ -77,16 +78,23 @@ class FileReading:
     """One file being read: `pump` takes what is there now, then look at the fields."""
 
     def __init__(self, path: Path) -> None:
-        self.file = path.name
-        self.lines = 0
+        self.file = shown_name(path.name)
         self.unknown = Unknown(())
         self.reader: Reader | None = None
+        self._passed = 0
+        """Lines given to the reader, or given up before there was one."""
+        self._waiting: list[bytes] = []
+        """Lines too few to tell a dialect by; they are looked at again with what follows."""
         self._log = LogFile(path)
         self._splitter = Splitter()
 
     @property
     def size(self) -> int:
         return self._log.size
+
+    @property
+    def lines(self) -> int:
+        return self._passed + len(self._waiting)
 
     def pump(self) -> bool:
         """Read to the present end of the file. Returns whether there was anything new.
@@ -114,25 +122,32 @@ class FileReading:
         if self.reader is None:
             block = self._recognise(block.split(b"\n"))
         if self.reader is not None:
-            self.lines = feed_block(self.reader, block, self.lines + 1) - 1
+            self._passed = feed_block(self.reader, block, self._passed + 1) - 1
 
     def _recognise(self, lines: list[bytes]) -> bytes:
         """Look for a dialect; count the lines before it. Returns what is from there on."""
+        lines, self._waiting = self._waiting + lines, []
         for start in range(0, len(lines), SAMPLE):
-            texts = [as_text(line) for line in lines[start : start + SAMPLE]]
+            some = lines[start : start + SAMPLE]
+            texts = [as_text(line) for line in some]
             scored = [(r.sniff(texts), -i, r) for i, r in enumerate(new_readers(self.file))]
             score, _, best = max(scored, key=lambda entry: entry[:2])
             if score >= SURE or (score >= SURE_ENOUGH and _dense(best, texts)):
                 self.reader = best
                 return b"\n".join(lines[start:])
+            if len(some) < SAMPLE and sum(map(len, some)) < BLOCK:
+                self._waiting = some
+                break
             for text in texts:
                 self.unknown.add(text)
-            self.lines += len(texts)
+            self._passed += len(texts)
         return b""
 
     def end(self, *, half_line: bool = True) -> list[str]:
         """Take a last line without its end, close the file, say what went wrong."""
         problems: list[str] = []
+        if half_line and self._log.no_more():
+            self._drain()
         if half_line and (rest := self._splitter.rest()):
             self._take(rest)
             problems.append("the last line has no end")
@@ -147,7 +162,11 @@ class FileReading:
         return self.reader.finish() if self.reader is not None else []
 
     def unknown_counts(self) -> dict[str, int]:
-        counts = dict(self.unknown.counts)
+        waiting = Unknown(())
+        waiting.counts.update(self.unknown.counts)
+        for line in self._waiting:
+            waiting.add(as_text(line))
+        counts = waiting.counts
         reader_unknown = getattr(self.reader, "unknown", None)
         if isinstance(reader_unknown, Unknown):
             for shape, count in reader_unknown.counts.items():
@@ -175,13 +194,14 @@ def read_files(paths: Sequence[Path | str], *, follow: bool = False) -> Reading:
             reading = FileReading(path)
             reading.pump()
         except OSError as error:
-            unreadable.append(f"{path.name}: {error.strerror or type(error).__name__}")
+            why = error.strerror or type(error).__name__
+            unreadable.append(f"{shown_name(path.name)}: {why}")
             continue
         readings.append(reading)
         problems = reading.end(half_line=not follow)
-        unreadable += [f"{path.name}: {problem}" for problem in problems]
+        unreadable += [f"{reading.file}: {problem}" for problem in problems]
         if reading.reader is None:
-            unreadable.append(f"{path.name}: no known dialect")
+            unreadable.append(f"{reading.file}: no known dialect")
     return combine(readings, unreadable)
 
 

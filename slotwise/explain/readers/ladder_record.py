@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slotwise.explain.readers.base import Unknown
-from slotwise.explain.record import Life, Phase, Request, Status, Value, safe_name
+from slotwise.explain.record import Life, Phase, Request, Status, Value, safe_name, shown_name
 from slotwise.trace.ledger import PHASES
 
 SCHEMA = "slotwise.ladder/v1"
@@ -25,6 +26,11 @@ FIRST = "-first"
 _NOT_SAID = "the server does not say"
 _HOWS = ("measured", "derived", "bounded", "missing")
 _STATUS: dict[str, Status] = {"done": "done", "cancelled": "cancelled", "incomplete": "incomplete"}
+_VERSION = re.compile(r"[bv]?\d[0-9A-Za-z.+_-]{0,40}")
+_NO_SENTENCE = re.compile(
+    r"[@\\$]|://|/\w+/|\b(?=[a-zA-Z_]*\d)(?=\d*[A-Za-z])\w{8,}|\w{21,}|[^\x20-\x7e]"
+)
+"""What our own remarks never hold, and paths, keys and addresses do."""
 _META = ("n_params", "n_vocab", "n_ctx_train", "n_embd", "size")
 
 
@@ -79,8 +85,8 @@ def _life(
         notes.append(f"the run is {status if status in ('running', 'interrupted') else 'failed'}")
     return Life(
         dialect="ladder",
-        version=_text(server.get("version")) or "",
-        file=f"{file}:{_text(arm.get('name'))}{FIRST if cold else ''}",
+        version=_version(server),
+        file=f"{file}:{shown_name(str(arm.get('name'))[:LONGEST_TEXT])}{FIRST if cold else ''}",
         first_line=1,
         capabilities={"paired with a trace": any(s.get("trace") for s in samples)},
         facts=_facts(server),
@@ -102,7 +108,9 @@ def _facts(server: Mapping[str, Any]) -> dict[str, Value]:
 def _request(index: int, sample: Mapping[str, Any], *, cold: bool) -> Request:
     status: Status = "done" if sample.get("status") == "ok" else "failed"
     number = int(_number(sample, "index") or 0) + 1
-    warnings = [f"{sample.get('status')}: {_text(sample.get('why'))}"] if status != "done" else []
+    # why is not said: it may quote what a server answered
+    why = safe_name(str(sample.get("status"))) or "failed"
+    warnings = [] if status == "done" else [f"the sample is {why}"]
     common: dict[str, Any] = {
         "index": index, "lines": (number, number), "first_of_life": cold, "warmed": not cold,
         "ttft_ms": _edge(sample, "first_token"),
@@ -231,4 +239,12 @@ def _texts(place: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _text(value: Any) -> str | None:
-    return value[:LONGEST_TEXT] if isinstance(value, str) else None
+    """A remark as our readers make them; anything else is not shown."""
+    if not isinstance(value, str):
+        return None
+    return "(not shown)" if _NO_SENTENCE.search(value) else value[:LONGEST_TEXT]
+
+
+def _version(server: Mapping[str, Any]) -> str:
+    version = server.get("version")
+    return version if isinstance(version, str) and _VERSION.fullmatch(version) else ""

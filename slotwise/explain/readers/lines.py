@@ -12,6 +12,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Protocol, cast
 
@@ -96,8 +97,11 @@ class LogFile:
 
     def _begin(self) -> bool:
         """Tell by its first two bytes what the file is; not before they are there."""
-        magic = self._raw.read(2)
-        self._raw.seek(0)
+        if self._raw.seekable():
+            magic = self._raw.read(2)
+            self._raw.seek(0)
+        else:
+            magic = cast(BufferedReader, self._raw).peek(2)[:2]
         if not magic or magic in _HALF_MAGIC:
             return False
         self._file = self._raw
@@ -106,6 +110,13 @@ class LogFile:
         if magic in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             self._wide = codecs.getincrementaldecoder("utf-16")("replace")
         return True
+
+    def no_more(self) -> bool:
+        """It will not grow: a single byte that could have begun another kind is just that byte."""
+        undecided = self._file is None
+        if undecided:
+            self._file = self._raw
+        return undecided
 
     def read(self) -> bytes:
         """The next block, empty at the (present) end. A damaged gzip ends there, noted."""
@@ -126,6 +137,8 @@ class LogFile:
         try:
             there, here = self._path.stat(), os.fstat(self._raw.fileno())
         except OSError:
+            return False
+        if not self._raw.seekable():
             return False
         another = (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
         return another or here.st_size < self._raw.tell()

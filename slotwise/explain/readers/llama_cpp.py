@@ -89,6 +89,7 @@ class LlamaCppReader:
 
     def feed_block(self, line_no: int, block: bytes) -> int:
         """Take whole lines; return the number of the line after them."""
+        block += b"\n"  # the last line is like the others
         at, size = 0, len(block)
         skip, slot_at = VERBOSE_RUN.match, SLOT_BYTES.match
         while at < size:
@@ -101,8 +102,7 @@ class LlamaCppReader:
                 self._slot(line_no, slot)
                 at = slot.end()
             else:
-                end = block.find(b"\n", at)
-                end = size if end < 0 else end
+                end = block.index(b"\n", at)
                 self.feed(line_no, as_text(block[at:end]))
                 at = end + 1
             line_no += 1

@@ -47,9 +47,11 @@ class Run:
 def parse_phases(text: str, *, peer: bool = False) -> tuple[dict[str, float], int]:
     """Names and ms of a phase list, and how many names were not fit to be kept."""
     found: dict[str, float] = {}
-    refused = 0
+    refused = end = 0
     for match in (g.PEER_PHASE if peer else g.PHASE).finditer(text[:LIST_LIMIT]):
-        name = safe_name(match[1].removeprefix("...").lstrip(" ,.…"))
+        # half a name is none: what a name cannot begin with was skipped before this one
+        skipped, end = text[end : match.start()].strip(" ,.…"), match.end()
+        name = None if skipped else safe_name(match[1].lstrip(" ,.…"))
         if name is None or len(found) >= PHASE_LIMIT:
             refused += 1
         else:
