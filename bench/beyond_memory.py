@@ -15,8 +15,9 @@ from bench.report import HERE, finish
 from slotwise.bench.commands import plan_from
 from slotwise.bench.record import BenchRecord
 from slotwise.bench.results import Line
-from slotwise.bench.run import run
+from slotwise.bench.run import crowding_of, run
 from slotwise.bench.show import LEGEND, gaps, table
+from slotwise.bench.turns import MOST_CROWDING
 from slotwise.errors import SlotwiseError
 
 MIB = 1 << 20
@@ -62,6 +63,13 @@ def main(model: Path, out: Path, as_json: bool, **options: Any) -> None:
     record = outcome.record
     for memory, what, figure, least in TARGETS:
         _hold(record, outcome.lines, memory, what, figure, least)
+    share, aside = crowding_of(record)
+    record.check(
+        "the cores were ours",
+        wanted=f"a computing thread waits for a core at most {MOST_CROWDING:.0%} of the time",
+        found=f"at most {share:.0%}, {aside} turns taken again",
+        passed=share <= MOST_CROWDING,
+    )
     shown = table(outcome.lines)
     out.mkdir(parents=True, exist_ok=True)
     page = out / f"beyond_memory-{record.started.replace(':', '').replace('-', '')[:15]}.md"

@@ -250,7 +250,7 @@ def _limits(
 
 def _memory(line: Line, thing: Thing, book: _Book) -> None:
     for arm, name in ((OURS, "peak, MiB"), (PEER, "llama.cpp peak, MiB")):
-        peaks = [n for s in book.all(arm, line.limit, thing) if (n := peak_bytes(s)) is not None]
+        peaks = [n for s in book.good(arm, line.limit, thing) if (n := peak_bytes(s)) is not None]
         if peaks:
             line.figures[name] = estimate([n / 2**20 for n in peaks])
 
