@@ -45,7 +45,6 @@ def test_hc3_is_its_formula() -> None:
     assert slope.high - slope.value == pytest.approx(half)
 
 
-@pytest.mark.filterwarnings("ignore:Substitution is deprecated")  # inside statsmodels
 def test_hc3_is_that_of_statsmodels() -> None:
     import statsmodels.api as sm
 

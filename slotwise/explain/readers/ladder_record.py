@@ -108,9 +108,7 @@ def _facts(server: Mapping[str, Any]) -> dict[str, Value]:
 def _request(index: int, sample: Mapping[str, Any], *, cold: bool) -> Request:
     status: Status = "done" if sample.get("status") == "ok" else "failed"
     number = int(_number(sample, "index") or 0) + 1
-    # why is not said: it may quote what a server answered
-    why = safe_name(str(sample.get("status"))) or "failed"
-    warnings = [] if status == "done" else [f"the sample is {why}"]
+    warnings = [] if status == "done" else [_why(sample)]
     common: dict[str, Any] = {
         "index": index, "lines": (number, number), "first_of_life": cold, "warmed": not cold,
         "ttft_ms": _edge(sample, "first_token"),
@@ -119,6 +117,13 @@ def _request(index: int, sample: Mapping[str, Any], *, cold: bool) -> Request:
     if isinstance(trace, Mapping):
         return _traced(trace, sample, common, status, warnings)
     return _untraced(sample, common, status, warnings)
+
+
+def _why(sample: Mapping[str, Any]) -> str:
+    """Why it is no finished sample; the words of a failure may be what a server answered."""
+    if sample.get("status") == "refused":
+        return f"refused: {_text(sample.get('why'))}"
+    return safe_name(str(sample.get("status"))) or "failed"
 
 
 def _traced(
