@@ -29,7 +29,9 @@ def two_arms(a: str, b: str | None) -> tuple[Named, Named]:
         first, second = held.items()
         return first, second
     left, right = one_arm(a), one_arm(b)
-    return (left, right) if left[0] != right[0] else ((a, left[1]), (b, right[1]))
+    if left[0] == right[0]:  # not by their paths: those say more than their names
+        return (f"{left[0]} (A)", left[1]), (f"{right[0]} (B)", right[1])
+    return left, right
 
 
 def one_arm(text: str) -> Named:

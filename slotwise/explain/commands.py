@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slotwise.errors import UsageError
+from slotwise.errors import SlotwiseError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -243,7 +243,14 @@ def _write_page(text: str, path: Path, *, force: bool) -> None:
         return
     if path.exists() and not force:
         raise UsageError(f"{path} is there already", next_step="Pass --force to write over it.")
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        if path.is_file():
+            path.unlink()  # half a page
+        raise SlotwiseError(
+            f"{path} cannot be written: {error.strerror}", next_step="Name another place."
+        ) from error
 
 
 def _print(renderable: RenderableType) -> None:

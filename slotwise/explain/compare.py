@@ -104,7 +104,7 @@ def compare(
     drawn = [f"arm {arm}: {w}" for arm, of in both for life in of.lives for w in drawn_words(life)]
     a, b = in_memory(a), in_memory(b)
     matched, unmatched = match(a, b)
-    findings = _objections(a, b, matched, names=names)
+    findings = objections(a, b, matched, names=names)
     if findings and not (force and _any_requests(a, b)):
         raise Refused(findings)
     if not matched:
@@ -289,7 +289,7 @@ def _known_everywhere(
     return True
 
 
-def _objections(
+def objections(
     a: Reading, b: Reading, matched: Sequence[Matched], *, names: tuple[str, str]
 ) -> list[Finding]:
     where = f"{names[0]} against {names[1]}"

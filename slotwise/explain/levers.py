@@ -11,7 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from slotwise.explain.compare import Matched, match, outer_clock, used
+from slotwise.explain.compare import (
+    Matched,
+    hidden_differences,
+    match,
+    objections,
+    outer_clock,
+    used,
+)
 from slotwise.explain.record import Reading, Request
 from slotwise.explain.stats import LEAST_FOR_INTERVAL, Estimate, mean, t_quantile
 from slotwise.explain.summary import (
@@ -142,11 +149,22 @@ def predict_levers(
         predictions += found
         if not found:
             reasons.append((lever.title, _why_not(lever, used(reading))))
+    if with_lever is not None:
+        drawn += _differences(reading, with_lever, groups, arm=arm)
     warnings = [*drawn, *([] if groups else ["no finished request with a known size"])]
     return LeverReport(
         predictions=tuple(predictions), not_predicted=tuple(reasons), arm=arm,
         warnings=tuple(warnings),
     )  # fmt: skip
+
+
+def _differences(a: Reading, b: Reading, matched: Sequence[Matched], *, arm: str) -> list[str]:
+    """What beside the lever may be why the arm is not as predicted."""
+    against = objections(a, b, matched, names=("these logs", arm))
+    return [
+        *(f"not comparable: {finding.found}" for finding in against),
+        *(f"differs beside the lever: {text}" for text in hidden_differences(a, b, matched)),
+    ]
 
 
 def _predict(lever: Lever, group: Matched, *, summary: Summary) -> Prediction | None:

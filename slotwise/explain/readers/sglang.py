@@ -62,6 +62,7 @@ _CANNOT = (
     "queue and prefill per request: only with --enable-request-time-stats-logging",
 )
 _NOISE = ("Decode batch", "INFO:", "HTTP/1.1", "server is fired up")
+_NAMED = ("last_input_throughput", "input throughput (token/s)", "server_args=ServerArgs(")
 
 
 class SglangReader:
@@ -87,9 +88,7 @@ class SglangReader:
                 score += 0.6
             elif "Decode batch, #running-req" in line or "Decode batch. #running-req" in line:
                 score += 0.4
-            elif "last_input_throughput" in line or "input throughput (token/s)" in line:
-                score += 0.3
-            elif "server_args=ServerArgs(" in line:
+            elif any(words in line for words in _NAMED):
                 score += 0.3
             elif "sglang" in line:
                 named = 0.1  # prose names it too

@@ -337,6 +337,8 @@ class _Builder:
 
     def _check(self) -> None:
         d, total = self.d, self.sum
+        if total is not None and 0 < total.prompt < total.reused:
+            self.warnings.append("more tokens are reused than the prompt has")
         if total is not None and self.status == "done" and d.traced:
             read, expected = self.tokens, total.planned - 1
             if d.parts and read != expected:
