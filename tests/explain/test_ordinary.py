@@ -100,6 +100,13 @@ edits = st.lists(
 )
 
 
+def test_a_life_s_switches_survive_an_unusual_next_request() -> None:
+    lines = [*request(66), "strata trace: request 12 0"]
+    (life,) = at_once(lines)
+    assert life.capabilities["PCIe reads in the hit rate"]
+    assert [life] == one_by_one(lines)
+
+
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(sizes=st.lists(st.integers(50, 70), min_size=1, max_size=6), edits=edits)
 def test_lines_lost_doubled_or_put_between(sizes: list[int], edits: list[tuple[int, str]]) -> None:

@@ -99,8 +99,12 @@ class LifeState:
         self.lent_lines |= b" lent " in request.head
         self.refilled_lines |= b" refilled " in request.head
         self.decode_lines |= b" decode timing" in request.tail
-        self.pcie_tail |= b" over PCIe" in request.tail
+        self.note_tail(request)
         self.requests.append((request, self._view(), {}))
+
+    def note_tail(self, request: Ordinary) -> None:
+        """What a line tells of the whole life as soon as it is read."""
+        self.pcie_tail |= b" over PCIe" in request.tail
 
     def _view(self) -> LifeView:
         return _same_view(

@@ -89,6 +89,7 @@ class StrataState:
     def read_ordinary(self) -> None:
         """Go on line by line: what was kept as text becomes the drafts it stands for."""
         if self.ended is not None:
+            self.life.note_tail(self.ended)
             self.held, self.ended = self.ended.read(), None
         if self.ordinary is not None:
             self.draft, self.ordinary = self.ordinary.read(), None
