@@ -107,6 +107,15 @@ def test_a_life_s_switches_survive_an_unusual_next_request() -> None:
     assert [life] == one_by_one(lines)
 
 
+def test_two_decode_lines_are_two_requests() -> None:
+    lines = [*request(60), *request(57)]
+    at = next(i for i, line in enumerate(lines) if line.startswith("strata decode timing"))
+    lines.insert(at, lines[at])
+    (life,) = at_once(lines)
+    assert [r.status for r in life.requests] == ["incomplete", "done", "done"]
+    assert [life] == one_by_one(lines)
+
+
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(sizes=st.lists(st.integers(50, 70), min_size=1, max_size=6), edits=edits)
 def test_lines_lost_doubled_or_put_between(sizes: list[int], edits: list[tuple[int, str]]) -> None:

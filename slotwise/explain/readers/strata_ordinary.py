@@ -36,10 +36,9 @@ _READ = (
     "strata trace: refilled # slots on # stage(s) in % ms",
 )
 _DECODE = (
-    *_NOTHING,
     "strata decode timing: # windows, avg T %, % tokens/window, % ms/window = verify % (GPU-reach "
     "wait % + per-layer host %< [plan % actq % jobs % CPU %]> + stage %< + tail %>) + commit/emit "
-    "% + draft %<; per layer-window: CPU experts % (% entries), VRAM hits %, PCIe %>",
+    "% + draft %<; per layer-window: CPU experts % (% entries), VRAM hits %, PCIe %>"
 )
 _SUMMARY = (
     " tokens = # reused + # read in % ms (% tok/s), # generated in % ms (% tok/s)"
@@ -78,7 +77,8 @@ _HEAD = re.compile(
     rf"{_more(*_NOTHING)}".encode()
 )
 _TAIL = re.compile(
-    rf"{_lines(*_DECODE)}strata serve: prompt (\d{{1,15}}){_pattern(_SUMMARY)}\n"
+    rf"{_lines(*_NOTHING)}(?:{_pattern(_DECODE)}\n)?{_lines(*_NOTHING)}"  # twice is two requests
+    rf"strata serve: prompt (\d{{1,15}}){_pattern(_SUMMARY)}\n"
     rf"{_lines(*_AFTER)}".encode()
 )
 
