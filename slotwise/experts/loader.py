@@ -266,6 +266,7 @@ class Experts:
         """
         pool, region = self.pool, self.pool.region(moe_index)
         with self._lanes.lock:
+            pool.sweep(moe_index)
             demand = self._demand(moe_index, experts)
         try:
             with self._lanes.lock:
@@ -460,6 +461,7 @@ class Experts:
         """The lent slots are free again, and empty."""
         with self._lanes.lock:
             lending.give_back(self.pool, loan)
+            self.pool.sweep(None)
 
     # -- books
 

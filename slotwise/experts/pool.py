@@ -136,6 +136,7 @@ class Pool:
         self.loading: dict[int, int] = {}
         """Flat id -> slot of every expert being read."""
         self.evictions = 0
+        self._swept: int | None = None
 
     def region(self, moe_index: int) -> Region:
         """The region that holds the experts of a layer."""
@@ -217,16 +218,35 @@ class Pool:
             still_there = region.state[slot] == RESIDENT and region.owner[slot] == owner
             if still_there and not region.pins[slot] and self.policy.flat_heat[owner] <= heat:
                 return slot
-        slots = region.evictable()
+        slots, n = self._candidates(region)
         if not len(slots):
             return None
         owners = region.owner.take(slots)
-        coldest = self.policy.coldest(owners, 1 + region.n_slots // VICTIMS_SHARE)[::-1]
+        coldest = self.policy.coldest(owners, n)[::-1]
         owners = owners[coldest]
         heat = self.policy.flat_heat[owners]
         listed = zip(slots[coldest].tolist(), owners.tolist(), heat.tolist(), strict=True)
         region.victims.extend(listed)
         return region.victims.pop()[0]
+
+    def sweep(self, moe_index: int | None) -> None:
+        """A prompt read has come to this layer; None when it has ended.
+
+        It wants experts of the layers to come once more before it ends, those of the layers behind
+        it not until the next token: they are put out first.
+        """
+        before, self._swept = self._swept, moe_index
+        if before != moe_index and (before is None or moe_index is None or moe_index < before):
+            for region in self.regions:
+                region.victims.clear()
+
+    def _candidates(self, region: Region) -> tuple[NDArray[np.intp], int]:
+        """Slots whose experts may be put out, and how many of the coldest to list at once."""
+        slots, n = region.evictable(), 1 + region.n_slots // VICTIMS_SHARE
+        if self._swept is None:
+            return slots, n
+        behind = region.owner.take(slots) < (self._swept + 1) * self.layout.n_experts
+        return (slots[behind], n) if behind.any() else (slots, 1)
 
     def has_room(self, region: Region, n: int, *, pinned: int) -> bool:
         """Whether `n` reads could be given slots now, with at most `pinned` slots pinned.

@@ -198,6 +198,7 @@ def _fill(pool: Pool, resident: Bools | None) -> None:
 def _bring_in(pool: Pool, call: Call) -> int:
     """Makes the call's experts resident, a chunk's in waves; returns how many had to be read."""
     region, row = pool.region(call.moe_index), pool.table[call.moe_index]
+    pool.sweep(None if call.counts is None else call.moe_index)
     slots = row.take(call.experts)
     if -1 not in slots.tolist():
         return 0

@@ -125,6 +125,30 @@ def test_a_listed_victim_that_became_hot_or_moved_on_is_passed_over() -> None:
     pool.check_conservation()
 
 
+def test_a_prompt_read_puts_out_what_it_has_passed() -> None:
+    """Even hotter experts of the layers behind, before any of the layers to come."""
+    layout = make_layout(layers=3, experts=4)
+    pool = make_pool(layout, 8)
+    fill(pool, 0, 0, 1)
+    fill(pool, 1, 0, 1)
+    fill(pool, 2, 0, 1, 2, 3)
+    pool.policy.heat[:] = [[4, 3, 0, 0], [6, 5, 0, 0], [1, 1, 1, 2]]
+    region = pool.regions[0]
+    pool.sweep(1)
+    pool.make_room(region, 3)
+    assert np.flatnonzero(pool.table[0] >= 0).tolist() == []
+    assert np.flatnonzero(pool.table[1] >= 0).tolist() == [0]
+    pool.pin(region, int(pool.table[1, 0]))
+    pool.make_room(region, 4)  # nothing else is behind: the coldest of what is to come
+    assert len(region.free) == 4
+    assert pool.table[2, 3] >= 0
+    pool.unpin(region, int(pool.table[1, 0]))
+    pool.sweep(None)
+    pool.make_room(region, 5)  # the read is over, heat alone counts again
+    assert pool.table[1, 0] >= 0
+    pool.check_conservation()
+
+
 def test_too_few_slots_are_refused_with_the_smallest_that_works() -> None:
     assert minimum_slots(TWO_CLASSES) == [4, 4]
     assert minimum_slots(make_layout(layers=1, experts=3, used=2)) == [3]
