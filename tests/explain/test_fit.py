@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def line(x: list[float] = X, y: list[float] = Y) -> fit.Fit:
 
 
 def test_a_line_is_scipy_s_line() -> None:
-    oracle = scipy_stats.linregress(X, Y)
+    oracle: Any = scipy_stats.linregress(X, Y)
     got = line()
     assert got.term("fixed").value == pytest.approx(oracle.intercept)
     assert got.term("per token").value == pytest.approx(oracle.slope)
@@ -56,14 +57,14 @@ def test_unequal_scatter_widens_the_interval() -> None:
     x = np.repeat([100.0, 500.0, 900.0, 2000.0], 8)
     y = 100 + 0.7 * x + RNG.normal(0, 1, len(x)) * (1 + (x > 1000) * 60)
     slope = line(x.tolist(), y.tolist()).term("per token")
-    oracle = scipy_stats.linregress(x, y)
+    oracle: Any = scipy_stats.linregress(x, y)
     assert slope.high is not None
     assert slope.high - slope.value > 1.3 * scipy_stats.t.ppf(0.975, 30) * oracle.stderr
 
 
 def test_lack_of_fit_is_the_f_test_of_the_textbook() -> None:
     x, y = [1.0, 1, 2, 2, 3, 3, 4, 4], [1.0, 1.2, 4, 4.1, 9, 9.3, 16, 16.2]
-    oracle = scipy_stats.linregress(x, y)
+    oracle: Any = scipy_stats.linregress(x, y)
     fitted = [oracle.intercept + oracle.slope * v for v in x]
     whole = sum((a - b) ** 2 for a, b in zip(y, fitted, strict=True))
     pure = sum(((a - b) ** 2) / 2 for a, b in zip(y[::2], y[1::2], strict=True))
