@@ -27,7 +27,7 @@ def check_model(
     pack: Path | None = None,
     deep: bool = False,
     context: int = 4096,
-    chunk: int = 512,
+    chunk: int = 2048,
     kv_type: str = "f16",
     progress: Callable[[int, int], None] | None = None,
 ) -> PreflightReport:

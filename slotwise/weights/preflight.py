@@ -79,7 +79,7 @@ def run_preflight(
     deep: bool = False,
     progress: Callable[[int, int], None] | None = None,
     context: int = 4096,
-    chunk: int = 512,
+    chunk: int = 2048,
     kv_type: str = "f16",
 ) -> PreflightReport:
     """Every refusal and warning for the model that `path`, any one of its files, belongs to.

@@ -42,6 +42,9 @@ DEFAULTS: dict[str, Value] = {
     "slots_refilled": Value.missing(_NO_SLOTS),
 }
 
+VERSION = r"[bv]?\d{1,6}(?:[.+_-][0-9A-Za-z]{1,16}){0,6}"
+"""What may leave a reader as a version: numbers with suffixes, not any word (it may be a key)."""
+
 
 def request(index: int, lines: tuple[int, int], status: str, **known: Any) -> Request:
     """A request whose values not given in `known` are missing. The first is first of its life."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slotwise.explain.readers.base import Unknown
+from slotwise.explain.readers.common import VERSION
 from slotwise.explain.record import Life, Phase, Request, Status, Value, safe_name, shown_name
 from slotwise.trace.ledger import PHASES
 
@@ -26,7 +27,7 @@ FIRST = "-first"
 _NOT_SAID = "the server does not say"
 _HOWS = ("measured", "derived", "bounded", "missing")
 _STATUS: dict[str, Status] = {"done": "done", "cancelled": "cancelled", "incomplete": "incomplete"}
-_VERSION = re.compile(r"[bv]?\d[0-9A-Za-z.+_-]{0,40}")
+_VERSION = re.compile(VERSION)
 _NO_SENTENCE = re.compile(
     r"[@\\$]|://|/\w+/|\b(?=[a-zA-Z_]*\d)(?=\d*[A-Za-z])\w{8,}|\w{21,}|[^\x20-\x7e]"
 )

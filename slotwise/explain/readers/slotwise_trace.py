@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slotwise.explain.readers.common import Shapes, request
+from slotwise.explain.readers.common import VERSION, Shapes, request
 from slotwise.explain.record import Life, Phase, Request, Status, Value
 from slotwise.trace.ledger import PHASES
 
@@ -22,7 +22,7 @@ OPEN_LIMIT = 10_000
 _PASSED_OVER = ("phase", "lane", "window", "pool", "loan", "refill")
 _REFILL_ENDS = ("full", "cut_short", "running")
 _TYPE = re.compile(r'^\s*\{\s*"type"\s*:\s*"([a-z_]{1,32})"')
-_VERSION = re.compile(r"\d[0-9A-Za-z.+-]{0,31}")
+_VERSION = re.compile(VERSION)
 _OUTSIDE_PROMPT = ("queue", "template", "tokenize", "first_window", "sample", "emit")
 _LANE = re.compile(r"(?:(?:io|refill|lane|gpu|draft|device)[ .-]?\d{0,3})")
 _CODES = ("lane-spans-lost", "store")

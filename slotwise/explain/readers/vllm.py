@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from slotwise.explain.readers.client_json import ClientJson
-from slotwise.explain.readers.common import INT, NUM, Shapes
+from slotwise.explain.readers.common import INT, NUM, VERSION, Shapes
 from slotwise.explain.readers.envelope import unwrapped
 from slotwise.explain.record import Life, Value
 
@@ -21,8 +21,8 @@ _AVERAGE = re.compile(
     rf"(?:.{{0,80}}?\bRunning: ({INT}) reqs)?(?:.{{0,40}}?\b(?:Waiting|Pending): ({INT}) reqs)?"
 )
 _HITS = re.compile(rf"Prefix cache hit rate:(?: GPU:)?\s*({NUM})%")
-_VERSION = re.compile(r"(?:vLLM API server |LLM engine \(v|  )version ([0-9][0-9a-z.+]{0,31})")
-_ENGINE = re.compile(r"LLM engine \(v([0-9][0-9a-z.+]{0,31})\)")
+_VERSION = re.compile(rf"(?:vLLM API server |LLM engine \(v|  )version ({VERSION})(?!\w)")
+_ENGINE = re.compile(rf"LLM engine \(v({VERSION})\)")
 _BUDGET = re.compile(rf"max_num_batched_tokens=({INT})")
 _REQUEST = re.compile(r"\b(Received|Added|Finished|Aborted) request ")
 _DRAFTS = re.compile(
