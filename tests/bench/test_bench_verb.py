@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -168,16 +169,25 @@ def test_ctrl_c_leaves_no_child_and_no_group(tiny: Path) -> None:
     process = subprocess.Popen(
         [*command, *many], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    made: list[Path] = []
-    deadline = time.monotonic() + 60
-    while not made and time.monotonic() < deadline:
-        named = GROUPS.glob(f"**/slotwise-bench-{process.pid}-{300 << 20}/cgroup.procs")
-        made = [path for path in named if path.read_text().split()]
-    assert made, "the group was never there"
-    child = int(made[0].read_text().split()[0])
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    try:
+        group, child = first_child(f"slotwise-bench-{process.pid}-{300 << 20}")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert not made[0].parent.exists()
+    assert not group.exists()
     assert not Path(f"/proc/{child}").exists()
+
+
+def first_child(name: str) -> tuple[Path, int]:
+    """The group called `name` and a process in it, as soon as there is one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):  # groups come and go while we look
+            for procs in GROUPS.glob(f"**/{name}/cgroup.procs"):
+                if children := procs.read_text().split():
+                    return procs.parent, int(children[0])
+    raise AssertionError(f"{name} was never there")

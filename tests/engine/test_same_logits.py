@@ -151,7 +151,7 @@ def test_nor_do_they_when_long_products_go_to_the_blas(
         expected = engine.logits(PROMPT)
     with open_row(small(kind), BASE, exact=True, chunk=len(PROMPT)) as engine:
         assert not np.array_equal(engine.logits(PROMPT), expected), "the BLAS was not used"
-    for row in ROWS:
+    for row in ROWS[1::3]:
         with open_row(small(kind), row, gemm_rows=2, chunk=len(PROMPT)) as engine:
             np.testing.assert_array_equal(engine.logits(PROMPT), expected)
             engine.read_only(OTHER)
