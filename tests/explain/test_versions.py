@@ -17,6 +17,8 @@ def test_versions_as_engines_print_them(text: str) -> None:
     assert re.fullmatch(VERSION, text)
 
 
-@pytest.mark.parametrize("text", ["9f8e7d6c5b4a39281706f5e4d3c2b1a0", "7secretkey", "sk-123", "1/2"])
+@pytest.mark.parametrize(
+    "text", ["9f8e7d6c5b4a39281706f5e4d3c2b1a0", "7secretkey", "sk-123", "1/2"]
+)
 def test_a_key_is_no_version(text: str) -> None:
     assert not re.fullmatch(VERSION, text)
