@@ -63,7 +63,8 @@ class Conversations:
     """One engine's conversations: one in the state, others parked."""
 
     def __init__(self, state: State, settings: ParkSettings) -> None:
-        self._state, self.mode = state, settings.mode
+        self._state = state
+        self.mode: Mode = settings.mode
         block_bytes = BLOCK * state.row_bytes
         self._keeps = settings.mode != "off" and settings.memory + settings.disk >= block_bytes
         self.parking = Parking(
