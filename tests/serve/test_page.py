@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,14 @@ def say(page: Page, text: str, *, tokens: int = 12) -> None:
     page.fill("#max-tokens", str(tokens))
     page.fill("#text", text)
     page.press("#text", "Enter")
+
+
+def until(page: Page, expression: str) -> None:
+    """Waits for it from outside: the page's own policy forbids the browser to poll for it."""
+    deadline = time.monotonic() + PATIENCE
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, expression
+        page.wait_for_timeout(20)
 
 
 def numbers(page: Page, selector: str) -> list[int]:
@@ -72,9 +81,7 @@ def test_tokens_stream_and_escape_stops_them(served: Served, browser: Browser) -
     try:
         with opened(browser, served.url) as page:
             say(page, "Stream, please", tokens=200)
-            page.wait_for_function(
-                "document.querySelector('.said.assistant')?.textContent.length >= 3"
-            )
+            until(page, "document.querySelector('.said.assistant')?.textContent.length >= 3")
             assert page.is_disabled("#send")
             page.keyboard.press("Escape")
             page.wait_for_selector(".problem")
@@ -87,6 +94,29 @@ def test_tokens_stream_and_escape_stops_them(served: Served, browser: Browser) -
     served.wait_for(lambda: served.service.desk.current is None)
     assert served.service.ended[0]["state"] == "cancelled"
     served.check_serves()
+
+
+def test_a_message_waits_until_the_model_is_loaded(served: Served, browser: Browser) -> None:
+    """The server says so for its first three looks, then what it really is."""
+    looks = []
+
+    def answer(route: Any) -> None:
+        looks.append(len(served.service.ended))
+        if len(looks) > 3:
+            route.continue_()
+        else:
+            route.fulfill(json={"state": "loading"})
+
+    before = len(served.service.ended)
+    with opened(browser, served.url) as page:
+        page.route("**/health", answer)
+        page.reload()
+        until(page, "document.getElementById('dot').dataset.state === 'loading'")
+        say(page, "Hello, early")
+        page.wait_for_selector(".about")
+        assert page.query_selector(".problem") is None
+    assert len(looks) > 3
+    assert looks[:3] == [before] * 3, "the question did not wait"
 
 
 class Gate:

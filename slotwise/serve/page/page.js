@@ -22,6 +22,7 @@ const share = (part) => (100 * part).toFixed(1) + " %";
 const count = (number) => (number ?? 0).toLocaleString("en");
 
 let messages = [];
+let loading = false;
 let running = null; // AbortController of the answer that is being made
 let shown = null; // the button of the answer whose times are shown
 
@@ -60,11 +61,19 @@ async function lookAround() {
   try {
     const response = await fetch("health");
     const state = await response.json();
+    loading = state.state === "loading";
     $("dot").dataset.state = state.state || "loading";
     $("model-name").textContent = `${state.model || ""} · ${state.state || "loading"}` + (state.waiting ? ` · ${state.waiting} waiting` : "");
   } catch {
     $("dot").dataset.state = "gone";
     $("model-name").textContent = "the server does not answer";
+  }
+}
+
+async function untilLoaded(signal) {
+  while (loading && !signal.aborted) {
+    await new Promise((done) => setTimeout(done, 300));
+    await lookAround();
   }
 }
 
@@ -248,6 +257,7 @@ async function answer() {
       temperature: Number($("temperature").value),
       max_tokens: Number($("max-tokens").value) || 256,
     });
+    await untilLoaded(running.signal);
     const response = await ask("v1/chat/completions", { method: "POST", body, signal: running.signal });
     for await (const chunk of events(response)) follow(chunk, said);
   } catch (problem) {
@@ -255,7 +265,9 @@ async function answer() {
     const note = problem.name === "AbortError" ? " (stopped)" : `\n${problem.message}`;
     said.append(element("span", "problem", note));
   } finally {
-    messages.push({ role: "assistant", content: said.firstChild?.nodeType === 3 ? said.firstChild.data : "" });
+    const content = said.firstChild?.nodeType === 3 ? said.firstChild.data : "";
+    if (content.trim()) messages.push({ role: "assistant", content });
+    else messages.pop(); // a question without an answer is no part of what comes next
     running = null;
     busy(false);
     lookAround();
