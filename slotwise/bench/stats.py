@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CONFIDENCE = 0.95
-
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -62,10 +60,10 @@ def _t_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """(low, high) of the mean; nothing is known about the spread of a single value."""
     if len(values) < 2:
         return None, None
-    from scipy.stats import t
+    from slotwise.explain.stats import t_quantile
 
     mean, error = statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
-    margin = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
+    margin = t_quantile(len(values) - 1) * error
     return mean - margin, mean + margin
 
 

@@ -36,7 +36,7 @@ class WideExperts:
     def read_layer(self, batch: Batch, layer: int, ledger: Ledger) -> None:
         with ledger.phase("read.router"):
             pairs_of = self._route(batch, layer)
-        waves = self._experts.stream(layer, np.array(sorted(pairs_of), np.int32))
+        waves = self._experts.stream(layer, np.array(list(pairs_of), np.int32))
         try:
             while True:
                 with ledger.phase("read.expert_wait"):

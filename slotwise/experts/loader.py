@@ -382,7 +382,6 @@ class Experts:
             if not self._refill.active:
                 self._refilled[:] = False
                 self._refill.start("refill", lanes=self._io_lanes if blocking else 1)
-            self._refill.paused = False
             self._lanes.wake_lanes()
         return self._wait_for_refill() if blocking else 0.0
 
@@ -397,17 +396,6 @@ class Experts:
             self._stats.refill_waited_ns += waited
             self._refill.books.waited_ns += waited
         return waited / 1e6
-
-    def pause_refill(self) -> None:
-        """No refill read begins until `resume_refill` (or the next `refill`)."""
-        with self._lanes.lock:
-            self._refill.paused = True
-
-    def resume_refill(self) -> None:
-        """Undoes `pause_refill`."""
-        with self._lanes.lock:
-            self._refill.paused = False
-            self._lanes.wake_lanes()
 
     def refill_state(self) -> RefillState:
         """Where the latest refill (or `warm`) stands."""

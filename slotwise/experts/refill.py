@@ -76,7 +76,7 @@ class Refill:
         # Without heat to tell them apart, expert 0 of every layer comes first, then expert 1 ...
         self._order = np.arange(layers * experts).reshape(layers, experts).T.reshape(-1)
         self._in_flight = 0
-        self.active = self.paused = False
+        self.active = False
         self._reset("refill", lanes=0)
 
     def _reset(self, purpose: str, *, lanes: int) -> None:
@@ -89,7 +89,7 @@ class Refill:
         """Begins to fill on so many lanes; returns the bytes of the slots it can fill."""
         self._reset(purpose, lanes=lanes)
         to_fill = self._to_fill()
-        self.active, self.paused = any(to_fill), False
+        self.active = any(to_fill)
         if not self.active:
             self._end("full")
         per_class = zip(to_fill, self.pool.regions, strict=True)
@@ -107,7 +107,7 @@ class Refill:
 
     def next_read(self) -> Read | None:
         """The hottest expert that still lacks a slot, with a free slot reserved for it."""
-        if not self.active or self.paused or self._in_flight >= self._lanes:
+        if not self.active or self._in_flight >= self._lanes:
             return None
         while self._plan or self._make_plan():
             moe_index, expert = divmod(self._plan.pop(), self.pool.layout.n_experts)

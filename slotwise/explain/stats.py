@@ -46,9 +46,6 @@ class Estimate:
             self.low is not None and self.high is not None and not self.low <= number <= self.high
         )
 
-    def with_warning(self, text: str) -> Estimate:
-        return replace(self, warnings=(*self.warnings, text))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:

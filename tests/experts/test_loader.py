@@ -434,22 +434,6 @@ def test_a_failing_expert_does_not_stop_the_refill_and_is_reported() -> None:
     assert all(event["end_ns"] >= event["start_ns"] for event in events)
 
 
-def test_a_refill_pauses_and_goes_on() -> None:
-    with bench(6, io_lanes=1) as b:
-        with b.store.held():
-            b.experts.refill()
-            b.store.wait_begun(1)
-            b.experts.pause_refill()
-            b.store.let_all()
-        b.require(1, 7)  # goes through the same lane, so the refill's turn has come and passed
-        assert len(b.store.begun) == 2
-        assert b.experts.refill_state().active
-        b.experts.resume_refill()
-        b.experts.release()
-        b.quiet()
-        assert b.experts.pool.counts(0).resident == 6
-
-
 def drop(b: Bench, moe_index: int, expert: int) -> None:
     pool = b.experts.pool
     pool.forget(pool.region(moe_index), int(pool.table[moe_index, expert]))
