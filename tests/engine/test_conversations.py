@@ -174,7 +174,7 @@ def _books_balance(engine: Engine) -> None:
     assert parking.disk_used == sum(b.nbytes for b in blocks if b.place is not None)
     order = {block: n for n, block in enumerate(blocks)}
     for block in blocks:
-        for after in block.after.values():
+        for after in block.after:
             assert order[after] < order[block]
 
 
