@@ -8,7 +8,6 @@ nothing in memory.
 from __future__ import annotations
 
 import threading
-import zlib
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +17,7 @@ from slotwise.errors import StoreError
 from slotwise.weights.direct_io import DirectFile
 from slotwise.weights.layout import ExpertLayout
 from slotwise.weights.pack import PackIndex, check_pack, default_pack_path, read_index
-from slotwise.weights.pack_index import EXPERTS, layer_offsets
+from slotwise.weights.pack_index import EXPERTS, checksum, layer_offsets
 from slotwise.weights.shards import ModelFile
 from slotwise.weights.slot_images import SlotImages
 
@@ -89,7 +88,7 @@ class PackStore:
         if self._verify:
             self._notice_writes()
             if self._verified[moe_index, expert] != self._writes:
-                self._check(moe_index, expert, offset, zlib.crc32(target))
+                self._check(moe_index, expert, offset, checksum(target))
                 self._verified[moe_index, expert] = writes
         return read
 

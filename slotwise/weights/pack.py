@@ -16,7 +16,6 @@ import errno
 import json
 import os
 import threading
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +28,7 @@ from slotwise.weights.pack_index import (
     INDEX,
     PackIndex,
     check_pack,
+    checksum,
     default_pack_path,
     inspect_index,
     layer_offsets,
@@ -273,14 +273,14 @@ class _PackWriter:
             return claimed, 0
         self.images.read(*divmod(position, self.layout.n_experts), image)
         write_at(self.fd, image, offset=offset)
-        return zlib.crc32(image), nbytes
+        return checksum(image), nbytes
 
     def _holds(self, offset: int, image: memoryview, crc: int) -> bool:
         try:
             self.readback.read_into(offset, image)
         except StoreError:
             return False
-        return zlib.crc32(image) == crc
+        return checksum(image) == crc
 
     def _place(self, position: int) -> tuple[int, int]:
         moe_index, expert = divmod(position, self.layout.n_experts)

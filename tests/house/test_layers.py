@@ -20,7 +20,7 @@ TRACE = {"trace"}
 BELOW_ENGINE = {"experts", "kernels", "models", "trace", "weights"}
 
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
-    "weights": (set(), {"gguf", "jinja2", "numpy", "tokenizers"}),
+    "weights": (set(), {"gguf", "jinja2", "numpy", "tokenizers", "zlib_ng"}),
     "kernels": (set(), {"ggml", "numpy", "threadpoolctl"}),
     "trace": (set(), {"rich"}),
     "models": ({"kernels"}, {"numpy"}),
