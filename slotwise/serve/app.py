@@ -248,7 +248,7 @@ class Service:
 
     async def _metrics(self, _request: Request) -> Response:
         answerer = self.desk.answerer
-        text = self.metrics.text(answerer.engine.expert_slots() if answerer else {})
+        text = self.metrics.text(answerer.engine if answerer else None)
         return Response(text, headers={"content-type": self.metrics.content_type})
 
     async def _props(self, _request: Request) -> Response:

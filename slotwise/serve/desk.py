@@ -93,16 +93,24 @@ class Desk:
                 code="queue_full",
                 headers={"retry-after": seconds},
             )
-        self._preparing += 1
+        with self._changed:
+            self._preparing += 1
         try:
             loop = asyncio.get_running_loop()
-            prompt = await loop.run_in_executor(self._clerk, self._prepare, answerer, job)
-            job.prompt = prompt
+            job.prompt = await loop.run_in_executor(self._clerk, self._prepare, answerer, job)
         finally:
-            self._preparing -= 1
+            self._line_up(job)
+        self.ready()  # it may have been told to stop meanwhile
+
+    def _line_up(self, job: Job) -> None:
+        """Into the queue, if its prompt could be prepared: in one step with its being counted,
+        so that the engine does not end in between."""
         with self._changed:
-            prompt.opened[1].phase("queue").__enter__()
-            self._queue.append(job)
+            self._preparing -= 1
+            if job.prompt is not None:
+                job.prompt.opened[1].phase("queue").__enter__()
+                line = self._queue if self.state == "ready" else self._leaving
+                line.append(job)
             self._changed.notify()
 
     def withdraw(self, job: Job) -> None:

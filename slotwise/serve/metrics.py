@@ -1,5 +1,8 @@
 """Prometheus metrics. Names are vLLM's and llama.cpp's where they mean the same, after `slotwise:`;
-seconds and bytes; counters end in `_total`."""
+seconds and bytes; counters end in `_total`.
+
+Most come from the records of requests that have ended. What goes on beside requests (a refill,
+parked conversations) is asked of the engine when somebody looks."""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from slotwise.engine.engine import Engine
 from slotwise.trace.record import RequestRecord
 
 TTFT_BUCKETS = (
@@ -34,9 +38,16 @@ class Metrics:
             "slotwise:ttft_phase_seconds", "Time before first tokens, by the ledger's phase.",
             ["phase"], registry=self._registry,
         )  # fmt: skip
-        self._slots = Gauge(
-            "slotwise:expert_slots", "Expert slots, by state.", ["state"], registry=self._registry
+        self._slots = self._labelled("expert_slots", "Expert slots, by state.", "state")
+        self._parked = self._labelled(
+            "parked_bytes",
+            "Rows of parked conversations; `file` is the size of their file.",
+            "where",
         )
+        self._blocks = Gauge(
+            "slotwise:parked_blocks", "Parked blocks of 64 tokens.", registry=self._registry
+        )
+        self._refilled = 0, 0
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"slotwise:{name}", text, registry=self._registry)
@@ -45,6 +56,9 @@ class Metrics:
         self, name: str, text: str, buckets: tuple[float, ...] = TTFT_BUCKETS
     ) -> Histogram:
         return Histogram(f"slotwise:{name}", text, buckets=buckets, registry=self._registry)
+
+    def _labelled(self, name: str, text: str, label: str) -> Gauge:
+        return Gauge(f"slotwise:{name}", text, [label], registry=self._registry)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """A number that is asked for when somebody looks."""
@@ -91,14 +105,26 @@ class Metrics:
             self._count["expert_read_bytes"].inc(counts.bytes or 0)
         if record.loan is not None:
             self._count["expert_slots_lent"].inc(record.loan.slots)
-        if record.refill is not None:
-            self._count["expert_refill_bytes"].inc(record.refill.bytes)
-            self._count["expert_refill_seconds"].inc((record.refill.lane_ns or 0) / 1e9)
 
-    def text(self, expert_slots: dict[str, int]) -> bytes:
-        for state, count in expert_slots.items():
-            self._slots.labels(state).set(count)
+    def text(self, engine: Engine | None) -> bytes:
+        """For the event loop's thread."""
+        if engine is not None:
+            self._look_at(engine)
         return generate_latest(self._registry)
+
+    def _look_at(self, engine: Engine) -> None:
+        for state, count in engine.expert_slots().items():
+            self._slots.labels(state).set(count)
+        parking = engine.conversations.parking
+        self._parked.labels("memory").set(parking.memory_used)
+        self._parked.labels("disk").set(parking.disk_used)
+        self._parked.labels("file").set(parking.file_bytes)
+        self._blocks.set(parking.blocks)
+        if (experts := engine.loaded.experts) is not None:
+            stats, before = experts.snapshot(), self._refilled
+            self._refilled = stats.refill_bytes, stats.refill_ns
+            self._count["expert_refill_bytes"].inc(stats.refill_bytes - before[0])
+            self._count["expert_refill_seconds"].inc((stats.refill_ns - before[1]) / 1e9)
 
 
 _COUNTERS = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic_core import PydanticCustomError, from_json
 
 from slotwise.serve.faults import ApiError
 
@@ -59,8 +59,32 @@ WHOLE = BeforeValidator(_whole)
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(max_length=4 << 20)]
 SomeText = Annotated[str, Field(min_length=1, max_length=4 << 20)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31), WHOLE]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+def _at_most(limit: int, what: str) -> BeforeValidator:
+    """Before each is looked at, which takes its time. No `maxItems`: a list of that many is not
+    wrong by itself, but it fits no context."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list) and len(value) > limit:
+            found = f"There are {len(value):,} {what}, at most {limit:,} are taken"
+            raise PydanticCustomError("too_many", "{found}", {"found": found})
+        return value
+
+    return BeforeValidator(check)
+
+
+def _all_whole(value: Any) -> Any:
+    """As `_whole`, for a list that may be long: one without floats stays as it is."""
+    if isinstance(value, list) and float in set(map(type, value)):
+        return list(map(_whole, value))
+    return value
+
+
+_LONG = Field(fail_fast=True), BeforeValidator(_all_whole), _at_most(1 << 20, "token ids")
+TokenIds = Annotated[list[TokenId], *_LONG]
+SomeTokenIds = Annotated[list[TokenId], Field(min_length=1), *_LONG]
 Object = dict[str, Any]
 
 
@@ -112,10 +136,17 @@ class ChatMessage(Body):
     content: Text | list[ContentPart] | None = None
 
 
+Messages = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, fail_fast=True, description="What the context holds, 10,000 at most."),
+    _at_most(10_000, "messages"),
+]
+
+
 class ChatBody(Sampled):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
@@ -130,8 +161,8 @@ class CompletionBody(Sampled):
 
     prompt: (
         SomeText
-        | TokenIds
-        | Annotated[list[SomeText | TokenIds], Field(min_length=1, max_length=1)]
+        | SomeTokenIds
+        | Annotated[list[SomeText | SomeTokenIds], Field(min_length=1, max_length=1)]
     )
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
 
@@ -148,13 +179,13 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize"""
 
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 class TemplateBody(Body):
     """POST /apply-template"""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+    messages: Messages
     tools: list[Object] | None = None
     chat_template_kwargs: Object | None = None
 
@@ -189,7 +220,9 @@ def parse(raw: bytes, kind: type[Kind]) -> Kind:
 
 
 def _invalid(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    """Of several errors, the one that says why nothing was looked at; else the first."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = next((each for each in errors if each["type"] == "too_many"), errors[0])
     path = ".".join(str(part) for part in first["loc"])
     field = str(first["loc"][0]) if first["loc"] else None
     message = f"{path}: {first['msg'][0].lower()}{first['msg'][1:]}"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import patch
 
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serve.served import HI, PATIENCE, Served
+
+from slotwise.engine.conversations import ParkSettings
 
 
 @pytest.fixture
@@ -78,6 +83,48 @@ def test_metrics_are_prometheus_s(served: Served) -> None:
     phases = {k: v for k, v in after.items() if k.startswith("slotwise:ttft_phase_seconds_total{")}
     total = sum(after[k] - before.get(k, 0) for k in phases)
     assert total == pytest.approx(wall)
+
+
+def test_what_a_refill_reads_after_its_request_is_counted(
+    serve: Callable[..., AbstractContextManager[Served]],
+) -> None:
+    with serve(memory=900 << 10) as served:
+        experts, gate = served.engine.loaded.experts, threading.Event()
+        assert experts is not None
+        read = experts._lanes.store.read
+
+        def slow(moe_index: int, expert: int, target: memoryview) -> int:
+            if experts._refill.active:
+                gate.wait(PATIENCE)
+            return read(moe_index, expert, target)
+
+        with patch.object(experts._lanes.store, "read", slow):
+            record = served.chat([{"role": "user", "content": "long " * 60}], max_tokens=1).record
+            before = _samples(served)
+            gate.set()
+            served.wait_for(lambda: not experts.refill_state().active)
+        assert record.refill is not None
+        assert record.refill.end == "running"
+        after, books = _samples(served), experts.refill_books
+        assert books.bytes > record.refill.bytes
+        name = "slotwise:expert_refill_bytes_total"
+        assert (before[name], after[name]) == (record.refill.bytes, books.bytes)
+        assert after["slotwise:expert_refill_seconds_total"] == pytest.approx(books.ns / 1e9)
+
+
+def test_parked_conversations_are_counted(
+    serve: Callable[..., AbstractContextManager[Served]],
+) -> None:
+    with serve(park=ParkSettings(memory=0, disk=1 << 20)) as served:
+        parking = served.engine.conversations.parking
+        served.chat([{"role": "user", "content": "long " * 60}])
+        served.wait_for(lambda: parking.disk_used > 0 and not parking.over)
+        served.wait_for(lambda: not parking.missing(served.engine.loaded.state.tokens))
+        now = _samples(served)
+        assert now["slotwise:parked_blocks"] == parking.blocks > 1
+        assert now["slotwise:parked_bytes{memory}"] == 0
+        assert now["slotwise:parked_bytes{disk}"] == parking.disk_used
+        assert now["slotwise:parked_bytes{disk}"] <= now["slotwise:parked_bytes{file}"] <= 1 << 20
 
 
 def _samples(served: Served) -> dict[str, float]:

@@ -103,6 +103,31 @@ def test_a_body_of_100_mb(served: Served) -> None:
     served.check_serves()
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/chat/completions", "messages", [{"role": "0"}] * 10_001),
+        ("/v1/completions", "prompt", [1] * 1_048_577),
+        ("/v1/completions", "prompt", [[1.0] * 1_048_577]),
+        ("/detokenize", "tokens", [1] * 1_048_577),
+    ],
+)
+def test_lists_that_take_long_are_refused_before_they_are_looked_at(
+    served: Served, path: str, field: str, value: list[Any]
+) -> None:
+    answer = served.post(path, {field: value})
+    assert (answer.status, answer.error["code"]) == (400, "invalid_field")
+    assert "at most" in answer.error["message"]
+
+
+def test_whole_numbers_may_have_a_point(served: Served) -> None:
+    assert (
+        served.complete([72.0, 101]).json["choices"] == served.complete([72, 101]).json["choices"]
+    )
+    assert served.complete([72.5, 101]).error["param"] == "prompt"
+    assert served.post("/detokenize", {"tokens": [72.0]}).json == {"content": "H"}
+
+
 def test_a_body_in_chunks_that_never_ends(serve: Callable[..., Any]) -> None:
     with serve(max_body=10_000) as served:
         sock = served.raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")

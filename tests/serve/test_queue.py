@@ -202,6 +202,29 @@ def test_stopping_finishes_the_running_answer_and_refuses_the_others(
         served.wait_for(lambda: not served.service.desk._thread.is_alive())
 
 
+def test_stopping_while_a_prompt_is_prepared_refuses_it_in_order(serve: Callable[..., Any]) -> None:
+    with serve() as served:
+        desk, gate = served.service.desk, threading.Event()
+        answerer = desk.answerer
+        assert answerer is not None
+        encode = answerer.tokenizer.encode
+
+        def slow(text: str, **options: Any) -> list[int]:
+            gate.wait(PATIENCE)
+            return encode(text, **options)
+
+        with patch.object(answerer.tokenizer, "encode", slow):
+            waiting, answers = in_background(served.complete)
+            served.wait_for(lambda: desk.waiting == 1)
+            desk.stop()
+            gate.set()
+            waiting.join(PATIENCE)
+        assert (answers[0].status, answers[0].error["code"]) == (503, "stopping")
+        served.wait_for(lambda: not desk._thread.is_alive())
+        assert [entry["state"] for entry in ended(served, 1)] == ["cancelled"]
+        assert desk._known == {}
+
+
 def test_a_second_signal_does_not_wait(serve: Callable[..., Any]) -> None:
     with serve() as served, served.start_chat(max_tokens=400) as response:
         response.readline()
