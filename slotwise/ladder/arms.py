@@ -2,7 +2,8 @@
 
 A file (TOML) per arm. A process of its own (`[start]`), fields of the request (`[request]`), or
 another address (`url`) switch it on. What a flag says proves nothing: `[engaged]` names a counter
-of the server and what it has to say, and a comparison of arms without one is refused.
+of the server and what it has to say, and a comparison of arms without one is refused. Several
+(`[[engaged]]`) must all hold; one with `every_sample = false` has to hold at least once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ READY_SECONDS = 600.0
 _KEYS = {
     "": {"url", "start", "request", "engaged", "trace"},
     "start": {"command", "environment", "ready_seconds", "log"},
-    "engaged": {"counter", "is", "above"},
+    "engaged": {"counter", "is", "above", "every_sample"},
 }
 
 
@@ -44,6 +45,22 @@ class Engaged:
     counter: str
     equals: str | float | bool | None = None
     above: float | None = None
+    every_sample: bool = True
+    """Or else once in an arm: a lever that works only where it finds something to do."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Engaged:
+        """Out of a run record."""
+        return cls(
+            counter=data["counter"], equals=data["is"], above=data["above"],
+            every_sample=data["every_sample"],
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "counter": self.counter, "is": self.equals, "above": self.above,
+            "every_sample": self.every_sample,
+        }  # fmt: skip
 
     @property
     def source(self) -> Source:
@@ -75,7 +92,7 @@ class Arm:
     url: str | None = None
     start: Start | None = None
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    engaged: Engaged | None = None
+    engaged: tuple[Engaged, ...] = ()
     trace: Path | None = None
     """Trace or log of this arm's server, to pair with."""
     sha256: str | None = None
@@ -104,7 +121,7 @@ def read_arm(name: str, path: Path) -> Arm:
         url=_get(data, "url", str, path),
         start=_start(_table(data, "start", path), path),
         fields=_table(data, "request", path),
-        engaged=_engaged(_table(data, "engaged", path), path),
+        engaged=tuple(_engaged(table, path) for table in _tables(data, "engaged", path)),
         trace=None if trace is None else path.parent / trace,
         sha256=sha256,
     )
@@ -122,10 +139,10 @@ def check_arms(arms: list[Arm]) -> None:
             level="refusal", code="no-engaged-counter", where=f"arm {arm.name}",
             found="no [engaged] counter: nothing would prove that it was really switched on",
             expected="a counter of the server in each arm that is compared",
-            next_step='Add [engaged] with counter = "response:slotwise.settings.refill" and is = '
-            '"blocking", or another that your server has.',
+            next_step="Add [engaged] with counter = "
+            '"response:slotwise.record.refill.waited_ns" and above = 0, or another of your server.',
         )
-        for arm in arms if arm.engaged is None
+        for arm in arms if not arm.engaged
     ]  # fmt: skip
     if found:
         raise Refused(found)
@@ -177,9 +194,7 @@ def _start(data: dict[str, Any], path: Path) -> Start | None:
     )
 
 
-def _engaged(data: dict[str, Any], path: Path) -> Engaged | None:
-    if not data:
-        return None
+def _engaged(data: dict[str, Any], path: Path) -> Engaged:
     refuse_unknown(data, _KEYS["engaged"], path, "engaged.")
     counter = _get(data, "counter", str, path) or ""
     source, colon, name = counter.partition(":")
@@ -194,11 +209,21 @@ def _engaged(data: dict[str, Any], path: Path) -> Engaged | None:
         counter=counter,
         equals=_get(data, "is", (str, int, float, bool), path),
         above=_get(data, "above", (int, float), path),
+        every_sample=_get(data, "every_sample", bool, path) is not False,
     )
 
 
 def _table(data: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
     return _get(data, key, dict, path) or {}
+
+
+def _tables(data: Mapping[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
+    """`[key]`, or several `[[key]]`."""
+    found = _get(data, key, (dict, list), path) or []
+    found = [found] if isinstance(found, dict) else found
+    if not all(isinstance(table, dict) for table in found):
+        raise UsageError(f"{path}: {key} is no table", next_step=f"Write [{key}] or [[{key}]].")
+    return found
 
 
 def _get(data: Mapping[str, Any], key: str, kind: Any, path: Path) -> Any:

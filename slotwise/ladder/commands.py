@@ -153,8 +153,10 @@ def restore_command(journals: tuple[Path, ...], api_key_env: str) -> None:
     Without JOURNAL: every service that a run on this machine left stopped.
     """
     from slotwise.ladder.journal import Journal, state_folder
+    from slotwise.ladder.signals import never_failing
     from slotwise.ladder.window import finish
 
+    say = never_failing(_say)
     key = os.environ.get(api_key_env, "")
     found = journals or tuple(sorted(state_folder().glob("*.journal")))
     done = 0
@@ -165,11 +167,11 @@ def restore_command(journals: tuple[Path, ...], api_key_env: str) -> None:
             except UsageError as error:
                 if journals:
                     raise
-                _say(f"left to the run that has it: {error}")
+                say(f"left to the run that has it: {error}")
                 continue
             try:
                 if journal.unfinished:
-                    finish(journal, key=key, say=_say)
+                    finish(journal, key=key, say=say)
                     done += 1
             finally:
                 journal.close()
@@ -273,7 +275,13 @@ def _progress() -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
+    class Patient(Console):
+        """Goes on when nobody listens any more: there may be production to restore."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    console = Patient(stderr=True)
     bar = Progress(
         BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
         console=console, transient=True, disable=not console.is_terminal,

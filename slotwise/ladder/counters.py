@@ -1,4 +1,4 @@
-"""Reads the counter that proves that an arm was switched on.
+"""Reads the counters that prove that an arm was switched on.
 
 `response:` is a path into the blocks of the answer (usage, timings, metrics, slotwise), `props:`
 one into /props or else /health, `metrics:` a series of /metrics, as the difference over the sample
@@ -11,23 +11,23 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from slotwise.ladder.arms import Arm, Engaged
+from slotwise.ladder.arms import Engaged
 from slotwise.ladder.clean import clean
 from slotwise.ladder.client import Answer, Client, NoAnswer
 
 _SERIES = re.compile(r"([A-Za-z_:][\w:]*(?:\{[^}]*\})?)\s+(\S+)")
 
 
-def before(client: Client, engaged: Engaged | None) -> float | None:
+def before(client: Client, engaged: Engaged) -> float | None:
     """The series' value before a sample; None for other sources."""
-    if engaged is None or engaged.source != "metrics":
+    if engaged.source != "metrics":
         return None
     return series(client, engaged.name)
 
 
-def after(client: Client, engaged: Engaged | None, answer: Answer, was: float | None) -> Any:
+def after(client: Client, engaged: Engaged, answer: Answer, was: float | None) -> Any:
     """What the counter says of a sample; None where it is absent. `trace:` is not known yet."""
-    if engaged is None or engaged.source == "trace":
+    if engaged.source == "trace":
         return None
     if engaged.source == "response":
         return _scalar(at(answer.blocks, engaged.name))
@@ -50,10 +50,9 @@ def of_trace(request: Mapping[str, Any], name: str) -> Any:
     return value.get("value") if isinstance(value, Mapping) else _scalar(value)
 
 
-def verdict(arm: Arm, value: Any) -> str:
-    """Why a sample of the arm proves nothing; empty when the counter says that it was on."""
-    engaged = arm.engaged
-    if engaged is None or engaged.holds(value):
+def verdict(engaged: Engaged, value: Any) -> str:
+    """Why a sample proves nothing; empty when the counter says that its arm was on."""
+    if engaged.holds(value):
         return ""
     if value is None:
         return f"the arm's counter {engaged.counter} is absent"

@@ -19,6 +19,7 @@ from slotwise.explain.readers.slotwise_trace import SlotwiseTraceReader
 from slotwise.explain.record import Request
 from slotwise.ladder import counters
 from slotwise.ladder.arms import Arm
+from slotwise.ladder.proof import unproven
 from slotwise.ladder.record import Record
 
 IN_ANSWER = "the ledger inside the answer"
@@ -113,15 +114,17 @@ def request_of(block: Mapping[str, Any]) -> Request | None:
 
 def _judge_by_trace(samples: Sequence[dict[str, Any]], arms: Sequence[Arm]) -> None:
     """What `trace:` counters say is only known now."""
-    by_name = {a.name: a for a in arms if a.engaged and a.engaged.source == "trace"}
+    by_name = {a.name: a for a in arms}
     for sample in samples:
         arm = by_name.get(sample["arm"])
-        if arm is None or arm.engaged is None or sample["status"] != "ok":
+        if arm is None:
             continue
         if sample["trace"] is not None:
-            sample["engaged"] = counters.of_trace(sample["trace"], arm.engaged.name)
-        why = counters.verdict(arm, sample["engaged"])
-        if why:
+            for position, engaged in enumerate(arm.engaged):
+                if engaged.source == "trace":
+                    sample["engaged"][position] = counters.of_trace(sample["trace"], engaged.name)
+        why = unproven(arm, sample["engaged"], of_trace=True)
+        if why and sample["status"] == "ok":
             sample["status"], sample["why"] = "refused", why
 
 

@@ -1,16 +1,19 @@
 """Starts and stops the processes of a window, so that none of an arm is left behind.
 
 An arm runs in a session of its own and carries a mark in its environment. Children inherit the
-mark, so they are found again after they have left their parent, and by a second run too.
+mark, so they are found again after they have left their parent, and by a second run too. Where the
+kernel can (Linux), an arm dies with the process that started it, however that one ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -21,15 +24,21 @@ MARK = "SLOTWISE_LADDER_WINDOW"
 GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.05
 LONGEST_OUTPUT = 2_000
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
 
 _left_running: list[subprocess.Popen[bytes]] = []
 """Production servers that were started and stay: nobody waits for them."""
 
 
 def launch(
-    command: Sequence[str], *, environment: Mapping[str, str], log: Path | None
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path | None, tied: bool
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own; its output goes to `log` or nowhere."""
+    """Starts a process in a session of its own; its output goes to `log` or nowhere.
+
+    With `tied` it is killed when this process ends; call from the main thread, it is that one's
+    end that counts.
+    """
     out: IO[bytes] | int = subprocess.DEVNULL
     try:
         if log is not None:
@@ -37,6 +46,7 @@ def launch(
         return subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             env={**os.environ, **environment}, start_new_session=True,
+            preexec_fn=_tie(os.getpid()) if tied and sys.platform == "linux" else None,
         )  # fmt: skip
     except OSError as error:
         raise SlotwiseError(
@@ -69,16 +79,20 @@ def run_to_end(command: Sequence[str], *, seconds: float) -> None:
         )
 
 
-def stop(process: subprocess.Popen[bytes], *, mark: str, grace: float = GRACE_SECONDS) -> None:
-    """Ends an arm and everything it started: politely, then by force."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(grace)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    stop_marked(mark, grace=0.0)
+def stop(
+    process: subprocess.Popen[bytes], *, mark: str, hurry: Callable[[], bool],
+    grace: float = GRACE_SECONDS,
+) -> None:  # fmt: skip
+    """Ends an arm and everything it started: politely, then by force; at once when in a hurry."""
+    try:
+        _signal_group(process.pid, signal.SIGTERM)
+        end = time.monotonic() + grace
+        while process.poll() is None and time.monotonic() < end and not hurry():
+            time.sleep(POLL_SECONDS)
+    finally:  # a signal to this process may have ended the waiting
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+        stop_marked(mark, grace=0.0)
 
 
 def stop_marked(mark: str, *, grace: float = GRACE_SECONDS) -> int:
@@ -108,6 +122,23 @@ def marked(mark: str) -> list[int]:
         if wanted in environment.split(b"\0") and state not in "ZX":
             found.append(int(folder.name))
     return found
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _tie(parent: int) -> Callable[[], None]:
+    """What a child calls before it becomes the arm, so that it does not outlive `parent`."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def tie() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended in between
+            os._exit(1)
+
+    return tie
 
 
 def ended_with(code: int) -> str:

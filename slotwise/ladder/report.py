@@ -19,6 +19,7 @@ from slotwise.explain.readers.ladder_record import FIRST, lives_of
 from slotwise.explain.record import Life, Reading, Request
 from slotwise.explain.stats import Difference, Estimate, difference, mean, paired_difference
 from slotwise.explain.summary import ReadCost, phase_ms, read_cost, reads_of, refill_cost
+from slotwise.ladder.proof import Proof, proofs
 
 LEAST_SIZES = 2
 PARTS: dict[str, Callable[[str], bool]] = {
@@ -62,6 +63,8 @@ class ArmReport:
     statuses: Mapping[str, int]
     reasons: Mapping[str, int]
     """Why samples were refused or failed, and how often."""
+    proofs: tuple[Proof, ...]
+    """That the arm was switched on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,20 +102,22 @@ def ladder_report(record: Mapping[str, Any], *, file: str) -> LadderReport:
     """The report of a record that satisfies the schema."""
     lives = {life.file: life for life in lives_of(record, file=file)}
     names = [arm["name"] for arm in record["arms"]]
-    arms = [_arm(name, lives, record, file=file) for name in names]
+    arms = [_arm(arm, lives, record, file=file) for arm in record["arms"]]
     comparisons, not_compared = _comparisons(record, lives, names, file=file)
     compared = [c.names for c in comparisons]
     shares = [s for pair in compared for s in _shares(pair, lives, file=file)]
     return LadderReport(
         record=record, arms=tuple(arms), comparisons=tuple(comparisons),
         shares=tuple(shares),
-        not_compared=tuple(not_compared), warnings=tuple(_warnings(record)),
+        not_compared=tuple(not_compared),
+        warnings=(*_warnings(record), *(_unsure(arms) if len(arms) > 1 else ())),
     )  # fmt: skip
 
 
 def _arm(
-    name: str, lives: Mapping[str, Life], record: Mapping[str, Any], *, file: str
+    entry: Mapping[str, Any], lives: Mapping[str, Life], record: Mapping[str, Any], *, file: str
 ) -> ArmReport:
+    name = entry["name"]
     samples = [s for s in record["samples"] if s["arm"] == name]
     warm = _done(lives.get(f"{file}:{name}"))
     cold = _done(lives.get(f"{file}:{name}{FIRST}"))
@@ -128,6 +133,7 @@ def _arm(
         first_token=_first_token(warm),
         statuses=Counter(s["status"] for s in samples),
         reasons=Counter(s["why"] for s in samples if s["why"]),
+        proofs=tuple(proofs(entry, samples)),
     )
 
 
@@ -191,7 +197,7 @@ def _comparisons(
     record: Mapping[str, Any], lives: Mapping[str, Life], names: Sequence[str], *, file: str
 ) -> tuple[list[Comparison], list[str]]:
     """Every arm against the first; those whose counter proves nothing are refused."""
-    unproven = [a["name"] for a in record["arms"] if a["engaged"] is None]
+    unproven = [a["name"] for a in record["arms"] if not a["engaged"]]
     if len(names) < 2:
         return [], []
     if unproven:
@@ -241,6 +247,20 @@ def _sum(request: Request, which: Callable[[str], bool]) -> float:
 def _ledger(request: Request) -> bool:
     """Whether the request's read is timed by itself."""
     return bool(reads_of(request))
+
+
+def _unsure(arms: Sequence[ArmReport]) -> Iterator[str]:
+    """What the engaged counters leave open of arms that are compared."""
+    for number, arm in enumerate(arms):
+        if number and arm.proofs and not any(proof.counted for proof in arm.proofs):
+            yield f"arm {arm.name} is proven by a setting only, by nothing that its lever did"
+        for proof in arm.proofs:
+            for size in proof.never_at:
+                yield (
+                    f"arm {arm.name}, {size:,} tokens: its lever never engaged ({proof.counter} "
+                    f"is {proof.expected} in none of {proof.of[size]} samples): nothing at this "
+                    "size is its work"
+                )
 
 
 def _warnings(record: Mapping[str, Any]) -> list[str]:

@@ -117,6 +117,8 @@ def _arm(arm: ArmReport) -> Iterator[RenderableType]:
     if arm.first_rows:
         yield sentence("its first samples, while the server was cold:")
         yield _table(arm.first_rows)
+    if arm.proofs:
+        yield sentence(f"switched on: {'; '.join(proof.words for proof in arm.proofs)}")
     yield from bullets(counts(arm), style="yellow")
 
 

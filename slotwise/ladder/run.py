@@ -11,20 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slotwise.errors import Finding, Refused, SlotwiseError, UsageError
-from slotwise.ladder import window
+from slotwise.errors import Finding, Interrupted, Refused, SlotwiseError, UsageError
+from slotwise.ladder import processes, window
 from slotwise.ladder.arms import Arm, check_arms
 from slotwise.ladder.clean import clean
 from slotwise.ladder.client import Client, NoAnswer
-from slotwise.ladder.counters import verdict
 from slotwise.ladder.identity import machine, server_identity
 from slotwise.ladder.journal import Journal, state_folder
 from slotwise.ladder.pairing import pair
 from slotwise.ladder.prompts import Corpus, PromptMaker, Sizer
+from slotwise.ladder.proof import judge_arms
 from slotwise.ladder.record import Record, new_record
 from slotwise.ladder.samples import PATHS, Asking, Target, take, token_counts
 from slotwise.ladder.schedule import Block, Step, schedule
 from slotwise.ladder.service import Service
+from slotwise.ladder.signals import Say, Signals, never_failing
 
 ERRORS_IN_A_ROW = 3
 FIELDS = {"llama.cpp": {"cache_prompt": False, "ignore_eos": True}}
@@ -72,14 +73,25 @@ class Plan:
 Progress = Callable[[int, int, str], None]
 
 
-def run_ladder(plan: Plan, *, progress: Progress, say: Callable[[str], None]) -> Record:
+def run_ladder(plan: Plan, *, progress: Progress, say: Say) -> Record:
     """Takes all samples. Raises Refused when nothing usable was measured, and whatever stopped it
     before; the record is on disk in any case."""
     _check(plan)
     record = new_record(plan.out, plan=_planned(plan), machine=machine(), key=plan.key)
     record.data["limitations"] += LIMITATIONS
     record.save()
-    driver = _Driver(plan, record, progress, say)
+    signals = Signals()
+    with signals.caught():
+        _drive(plan, record, signals, never_failing(progress), never_failing(say))
+    if signals.noted and record.data["status"] == "done":
+        raise Interrupted("all samples had been taken; the record is whole")
+    _refuse_nothing(record)
+    return record
+
+
+def _drive(plan: Plan, record: Record, signals: Signals, progress: Progress, say: Say) -> None:
+    """Takes the samples, and completes the record whatever ends that."""
+    driver = _Driver(plan, record, signals, progress, say)
     try:
         driver.run()
         record.end("done")
@@ -90,10 +102,15 @@ def run_ladder(plan: Plan, *, progress: Progress, say: Callable[[str], None]) ->
         record.end("failed", clean_reason(error))
         raise
     finally:
-        record.data["pairing"] = pair(record, traces_of(plan), plan.arms)
+        signals.only_note("the record is being written")
+        processes.stop_marked(record.data["run"])
+        try:
+            record.data["pairing"] = pair(record, traces_of(plan), plan.arms)
+        except (OSError, SlotwiseError) as error:
+            record.warn(f"no trace was read: {clean_reason(error)}")
+            say(f"no trace was read: {error}")
+        judge_arms(record.data)
         record.save()
-    _refuse_nothing(record)
-    return record
 
 
 def traces_of(plan: Plan) -> dict[str, list[Path]]:
@@ -109,9 +126,10 @@ def traces_of(plan: Plan) -> dict[str, list[Path]]:
 
 class _Driver:
     def __init__(
-        self, plan: Plan, record: Record, progress: Progress, say: Callable[[str], None]
+        self, plan: Plan, record: Record, signals: Signals, progress: Progress, say: Say
     ) -> None:
-        self.plan, self.record, self.progress, self.say = plan, record, progress, say
+        self.plan, self.record, self.signals = plan, record, signals
+        self.progress, self.say = progress, say
         self.asking = Asking(
             endpoint=plan.endpoint, max_tokens=plan.max_tokens, seed=plan.seed, reuse=plan.reuse
         )
@@ -132,7 +150,7 @@ class _Driver:
                 window.finish(journal, key=self.plan.key, say=self.say)
             window.in_window(
                 service, journal, self._all_blocks, run=self.record.data["run"],
-                key=self.plan.key, say=self.say,
+                key=self.plan.key, say=self.say, signals=self.signals,
                 keep=lambda said: self.record.data.update(service=said),
             )  # fmt: skip
         finally:
@@ -155,7 +173,7 @@ class _Driver:
         self.say(f"starting arm {arm.name}")
         with window.started(
             arm, arm.start, number, url=self._url(arm), mark=self.record.data["run"],
-            key=self.plan.key,
+            key=self.plan.key, signals=self.signals,
         ) as ready_ms:  # fmt: skip
             yield ready_ms
 
@@ -212,7 +230,7 @@ class _Driver:
         self.progress(self.done, self.record.data["plan"]["steps"], _in_words(sample))
         if sample["status"] != "ok":
             self.say(f"sample {sample['index']}: {sample['status']}: {sample['why']} {remark}")
-        _refuse_unproven(target.arm, sample)
+        _refuse_unproven(target.arm, self.record)
         return sample
 
     def _prime(self, target: Target, prompt: Any) -> None:
@@ -262,15 +280,13 @@ def _planned(plan: Plan) -> dict[str, Any]:
 
 
 def _arm_record(arm: Arm) -> dict[str, Any]:
-    engaged = arm.engaged
-    said = None if engaged is None else {"counter": engaged.counter, "expected": engaged.expected}
     return {
         "name": arm.name,
         "file_sha256": arm.sha256,
         "switched_on_by": arm.switched_on_by,
         "fields": _kept_fields(arm.fields),
         "environment": sorted(arm.start.environment) if arm.start else [],
-        "engaged": said,
+        "engaged": [engaged.to_dict() for engaged in arm.engaged],
         "servers": [],
     }
 
@@ -318,17 +334,26 @@ def _no_server(url: str, reason: str) -> Finding:
     )  # fmt: skip
 
 
-def _refuse_unproven(arm: Arm, sample: dict[str, Any]) -> None:
-    """Stops a run at once whose arm's counter does not exist: no sample of it could count."""
-    engaged = arm.engaged
-    if engaged is None or engaged.source == "trace":
+def _refuse_unproven(arm: Arm, record: Record) -> None:
+    """Stops a run as soon as every size has shown that the server does not have an arm's counter:
+    no sample could count."""
+    own = [s for s in record.data["samples"] if s["arm"] == arm.name and s["status"] != "error"]
+    if len({s["target_tokens"] for s in own}) < len(record.data["plan"]["sizes"]):
         return
-    if sample["engaged"] is None and sample["status"] == "refused":
-        raise Refused([Finding(
-            level="refusal", code="engaged-counter-absent", where=f"arm {arm.name}",
-            found=verdict(arm, None), expected=f"it to say {engaged.expected}",
-            next_step="Name a counter that this server has, in [engaged] of the arm's file.",
-        )])  # fmt: skip
+    absent = [
+        engaged for position, engaged in enumerate(arm.engaged)
+        if engaged.source != "trace" and all(s["engaged"][position] is None for s in own)
+    ]  # fmt: skip
+    if absent:
+        raise Refused([
+            Finding(
+                level="refusal", code="engaged-counter-absent", where=f"arm {arm.name}",
+                found=f"the arm's counter {engaged.counter} is absent",
+                expected=f"it to say {engaged.expected}",
+                next_step="Name a counter that this server has, in [engaged] of the arm's file.",
+            )
+            for engaged in absent
+        ])  # fmt: skip
 
 
 def _refuse_nothing(record: Record) -> None:

@@ -7,7 +7,7 @@ the server does not say what it read). An error was not answered. Both are kept 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from slotwise.ladder.arms import Arm
 from slotwise.ladder.clean import clean
 from slotwise.ladder.client import BLOCKS, Answer, Client
 from slotwise.ladder.prompts import Prompt, Sizer
+from slotwise.ladder.proof import unproven
 from slotwise.ladder.record import Record
 from slotwise.ladder.schedule import Step
 
@@ -63,13 +64,16 @@ def take(
 ) -> tuple[dict[str, Any], str]:
     """Sends one request. Returns the sample, which is in the record now, and what the server said
     of an error, which must not be."""
-    was = counters.before(target.client, target.arm.engaged)
+    was = [counters.before(target.client, counter) for counter in target.arm.engaged]
     request_id = f"{record.data['run']}-{secrets.token_hex(4)}"
     answer = target.client.stream(
         PATHS[asking.endpoint], asking.body(target, prompt), request_id=request_id
     )
     tokens = token_counts(answer.blocks)
-    engaged = counters.after(target.client, target.arm.engaged, answer, was)
+    engaged = [
+        counters.after(target.client, counter, answer, before)
+        for counter, before in zip(target.arm.engaged, was, strict=True)
+    ]
     if tokens["prompt"] is not None:
         target.sizer.served(
             step.size, prompt=prompt.text, body=prompt.body_chars, tokens=tokens["prompt"]
@@ -101,8 +105,9 @@ def take(
 
 
 def judge(
-    answer: Answer, tokens: Mapping[str, int | None], *, arm: Arm, engaged: Any, reuse: bool
-) -> tuple[str, str]:
+    answer: Answer, tokens: Mapping[str, int | None], *, arm: Arm, engaged: Sequence[Any],
+    reuse: bool,
+) -> tuple[str, str]:  # fmt: skip
     """(status, why) of a sample."""
     if answer.error:
         return "error", answer.error
@@ -113,10 +118,8 @@ def judge(
         return "refused", f"{cached} prompt tokens came from the server's cache"
     if reuse and not cached:
         return "refused", "nothing was reused, and --reuse asks for it"
-    if arm.engaged is not None and arm.engaged.source != "trace":
-        why = counters.verdict(arm, engaged)
-        return ("refused", why) if why else ("ok", "")
-    return "ok", ""
+    why = unproven(arm, engaged, of_trace=False)
+    return ("refused", why) if why else ("ok", "")
 
 
 def token_counts(blocks: Mapping[str, Mapping[str, Any]]) -> dict[str, int | None]:

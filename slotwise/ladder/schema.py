@@ -60,7 +60,12 @@ def _plan() -> dict[str, Any]:
 
 
 def _arm() -> dict[str, Any]:
-    engaged = _object({"counter": _TEXT, "expected": _TEXT})
+    engaged = _object({
+        "counter": _TEXT,
+        "is": {"type": ["number", "string", "boolean", "null"], "description": "What it must be."},
+        "above": {"type": ["number", "null"], "description": "Or what it must be more than."},
+        "every_sample": {"type": "boolean", "description": "Or else once in the arm."},
+    })  # fmt: skip
     return _object({
         "name": _TEXT,
         "file_sha256": _or_null(_SHA256),
@@ -68,7 +73,8 @@ def _arm() -> dict[str, Any]:
         "fields": {"type": "object", "description": "Added to each request; texts of over 64 "
                                                     "characters as their checksum."},
         "environment": {**_TEXTS, "description": "Names of the variables that were set."},
-        "engaged": {**engaged, "type": ["object", "null"]},
+        "engaged": {"type": "array", "items": engaged,
+                    "description": "What has to hold for the arm to have been switched on."},
         "servers": {**_list_of("Server"), "description": "One per start."},
     })  # fmt: skip
 
@@ -105,8 +111,8 @@ def _sample() -> dict[str, Any]:
         "timings": _BLOCK,
         "metrics": _BLOCK,
         "slotwise": _BLOCK,
-        "engaged": {"type": ["number", "string", "boolean", "null"],
-                    "description": "What the arm's counter said of this sample."},
+        "engaged": {"type": "array", "items": {"type": ["number", "string", "boolean", "null"]},
+                    "description": "What the arm's counters said of this sample, in their order."},
         "trace": {**_BLOCK, "description": "The request of the trace this sample was paired "
                                            "with, as slotwise.explain/v1 writes one."},
     })  # fmt: skip

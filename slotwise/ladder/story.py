@@ -29,15 +29,21 @@ from slotwise.ladder.identity import answers
 
 PROGRAM = [sys.executable, "-c", "from slotwise.cli import entry; entry()"]
 RECORD = "response:slotwise.record."
-ARMS: dict[str, tuple[list[str], str]] = {
+ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
     "blocking": (["--refill", "blocking", "--conversations", "off"],
-                 f'counter = "{RECORD}refill.waited_ns"\nabove = 0'),
+                 {"settings.refill": 'is = "blocking"',
+                  "refill.waited_ns": "above = 0\nevery_sample = false"}),
     "deferred": (["--refill", "deferred", "--conversations", "off"],
-                 f'counter = "{RECORD}refill.policy"\nis = "deferred"'),
+                 {"settings.refill": 'is = "deferred"',
+                  "refill.slots": "above = 0\nevery_sample = false"}),
     "shadow": (["--refill", "blocking", "--conversations", "shadow"],
-               f'counter = "{RECORD}conversation.engaged"\nabove = 0'),
+               {"conversation.engaged": "above = 0",
+                "conversation.idle_checkpoint_tokens": "above = 0\nevery_sample = false"}),
 }  # fmt: skip
+"""Options of the server, and the counters of an answer that prove them: a setting, and what it did.
+A refill has nothing to do where reads have filled all slots before, so it must act once."""
 READY_SECONDS = 300.0
+PRODUCTION_LOG = "production.log"
 EVIDENCE = "report"
 
 
@@ -189,13 +195,17 @@ def _write_files(folder: Path, serve: Sequence[str], ports: Sequence[int]) -> No
     start = [sys.executable, "-c", START, str(pid), *production]
     (folder / "window.toml").write_text(
         f"[production]\nurl = 'http://127.0.0.1:{ports[0]}'\n"
-        f"stop = {json.dumps(stop)}\nstart = {json.dumps(start)}\n"
+        f"stop = {json.dumps(stop)}\nstart = {json.dumps(start)}\nlog = '{PRODUCTION_LOG}'\n"
     )
     for name, (options, engaged) in ARMS.items():
         command = [*serve, "--port", str(ports[1]), *options]
         (folder / f"{name}.toml").write_text(
             f"url = 'http://127.0.0.1:{ports[1]}'\n[start]\ncommand = {json.dumps(command)}\n"
-            f"log = '{name}.log'\n[engaged]\n{engaged}\n"
+            f"log = '{name}.log'\n"
+            + "".join(
+                f'[[engaged]]\ncounter = "{RECORD}{counter}"\n{must}\n'
+                for counter, must in engaged.items()
+            )
         )
 
 
@@ -225,8 +235,6 @@ def _call(*arguments: str) -> str:
 
 
 START = """import os, sys; open(sys.argv[1], "w").write(str(os.getpid()))
-nothing = os.open(os.devnull, os.O_RDWR)
-for number in (0, 1, 2): os.dup2(nothing, number)
 os.execv(sys.argv[2], sys.argv[2:])"""
 STOP = """import os, signal, sys, time
 pid = int(open(sys.argv[1]).read()); os.kill(pid, signal.SIGTERM)
@@ -240,9 +248,11 @@ while alive(): time.sleep(0.05)"""
 def _production(command: Sequence[str], url: str, folder: Path) -> Iterator[None]:
     """The server as anybody runs it: there before the window, and again after it."""
     pid = folder / "production.pid"
-    first = subprocess.Popen(
-        [sys.executable, "-c", START, str(pid), *command], start_new_session=True
-    )
+    with (folder / PRODUCTION_LOG).open("ab") as log:
+        first = subprocess.Popen(
+            [sys.executable, "-c", START, str(pid), *command], stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
     try:
         _wait(url, first)
         yield

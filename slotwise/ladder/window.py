@@ -7,10 +7,8 @@ when production answers with HTTP 200 and is the same software, version and mode
 
 from __future__ import annotations
 
-import signal
+import shlex
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +23,7 @@ from slotwise.ladder.client import Client, NoAnswer
 from slotwise.ladder.identity import answers, same_server, server_identity
 from slotwise.ladder.journal import Journal
 from slotwise.ladder.service import Service
+from slotwise.ladder.signals import Say, Signals
 
 ATTEMPTS = 3
 POLL_SECONDS = 0.1
@@ -32,7 +31,7 @@ SETTLE_SECONDS = 1.0
 """Production must still answer after it: a server that is going down also answers."""
 
 Result = TypeVar("Result")
-Say = Callable[[str], None]
+RESTORING = "production is being restored"
 
 
 @dataclass(kw_only=True)
@@ -56,37 +55,36 @@ class Outcome:
 
 
 def in_window(
-    service: Service, journal: Journal, body: Callable[[], Result], *,
-    run: str, key: str, say: Say, keep: Callable[[dict[str, Any]], None],
+    service: Service, journal: Journal, body: Callable[[], Result], *, run: str, key: str, say: Say,
+    signals: Signals, keep: Callable[[dict[str, Any]], None],
 ) -> Result:  # fmt: skip
-    """Runs `body` while production is stopped. `keep` gets what the record says of it.
+    """Runs `body` while production is stopped. `keep` gets what the record says of it. `signals`
+    are being caught already.
 
     Raises NotRestored when production does not come back, whatever else went wrong.
     """
     client = Client(service.url, key=key, timeout=30.0)
     before = _before(client, service)
     journal.write("begin", run=run, service=service.to_dict(), before=before)
-    signals = _Signals(say)
     stopped_at = time.monotonic()
-    with signals.caught():
+    try:
         try:
-            try:
-                journal.write("stopping")
-                say("stopping production")
-                processes.run_to_end(service.stop, seconds=service.stop_seconds)
-                _wait_until_down(client, service)
-                journal.write("stopped")
-                result = body()
-            finally:
-                signals.only_note()
+            journal.write("stopping")
+            say("stopping production")
+            processes.run_to_end(service.stop, seconds=service.stop_seconds)
+            _wait_until_down(client, service)
+            journal.write("stopped")
+            result = body()
         finally:
-            signals.only_note()
-            outcome = restore(service, journal, before=before, mark=run, client=client, say=say)
-            outcome.down_ms = (time.monotonic() - stopped_at) * 1e3
-            keep(outcome.to_dict(journal))
-            client.close()
-            if not outcome.restored:
-                raise _not_restored(service, journal, outcome)
+            signals.only_note(RESTORING)
+    finally:
+        signals.only_note(RESTORING)
+        outcome = restore(service, journal, before=before, mark=run, client=client, say=say)
+        outcome.down_ms = (time.monotonic() - stopped_at) * 1e3
+        keep(outcome.to_dict(journal))
+        client.close()
+        if not outcome.restored:
+            raise _not_restored(service, journal, outcome)
     if signals.noted:
         raise Interrupted("while production was being restored; it is restored")
     return result
@@ -97,9 +95,9 @@ def finish(journal: Journal, *, key: str, say: Say) -> Outcome:
     begin = journal.window[0]
     service = Service.from_dict(begin["service"])
     client = Client(service.url, key=key, timeout=30.0)
-    signals = _Signals(say)
+    signals = Signals()
     with signals.caught():
-        signals.only_note()
+        signals.only_note(RESTORING)
         outcome = restore(
             service, journal, before=begin["before"], mark=begin["run"], client=client, say=say
         )
@@ -142,7 +140,7 @@ def restore(
 
 @contextmanager
 def started(
-    arm: Arm, start: Start, number: int, *, url: str, mark: str, key: str
+    arm: Arm, start: Start, number: int, *, url: str, mark: str, key: str, signals: Signals
 ) -> Iterator[float]:
     """A process of an arm, ready to be measured; yields how many ms that took.
 
@@ -157,7 +155,7 @@ def started(
     begun = time.monotonic()
     command = [word.replace("{start}", str(number)) for word in start.command]
     environment = {**start.environment, processes.MARK: mark}
-    process = processes.launch(command, environment=environment, log=start.log)
+    process = processes.launch(command, environment=environment, log=start.log, tied=True)
     try:
         _wait_until_ready(arm, start, process, client)
         yield (time.monotonic() - begun) * 1e3
@@ -168,42 +166,7 @@ def started(
             )
     finally:
         client.close()
-        processes.stop(process, mark=mark)
-
-
-class _Signals:
-    """The first signal unwinds, so that restoration runs; later ones are only noted."""
-
-    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self, say: Say) -> None:
-        self._say, self._raised, self._only_note = say, False, False
-        self.noted = False
-
-    def only_note(self) -> None:
-        self._only_note = True
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._handle) for number in self.NUMBERS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, _frame: Any) -> None:
-        if self._raised or self._only_note:
-            self.noted = True
-            self._say("production is being restored; this cannot be interrupted")
-            return
-        self._raised = True
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        sys.exit(128 + number)
+        processes.stop(process, mark=mark, hurry=signals.hurry)
 
 
 def _before(client: Client, service: Service) -> dict[str, Any]:
@@ -251,7 +214,7 @@ def _may_be_up(client: Client, service: Service, outcome: Outcome) -> None:
 def _start_production(client: Client, service: Service, outcome: Outcome) -> None:
     log = Path(service.log) if service.log else None
     try:
-        process = processes.launch(service.start, environment={}, log=log)
+        process = processes.launch(service.start, environment={}, log=log, tied=False)
     except (SlotwiseError, OSError) as error:
         outcome.problems = [str(error)]
         return
@@ -304,5 +267,5 @@ def _not_restored(service: Service, journal: Journal, outcome: Outcome) -> NotRe
     return NotRestored(
         f"PRODUCTION IS NOT RESTORED at {service.url}: {'; '.join(outcome.problems)}",
         next_step=f"Run: slotwise ladder restore {journal.path}\n"
-        f"       or start it by hand: {' '.join(service.start)}",
+        f"       or start it by hand: {shlex.join(service.start)}",
     )

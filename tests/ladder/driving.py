@@ -36,6 +36,6 @@ def with_mode(mode: str) -> tuple[Arm, ...]:
 
 def a_b() -> tuple[Arm, ...]:
     return (
-        Arm(name="off", engaged=NO_LEVER),
-        Arm(name="on", fields={"lever": "on"}, engaged=LEVER),
+        Arm(name="off", engaged=(NO_LEVER,)),
+        Arm(name="on", fields={"lever": "on"}, engaged=(LEVER,)),
     )

@@ -43,7 +43,7 @@ def test_a_whole_arm(tmp_path: Path) -> None:
     assert arm.start.log == tmp_path / "arm.log"
     assert arm.trace == tmp_path / "arm-{start}.jsonl"
     assert arm.switched_on_by == ["process", "fields", "url"]
-    assert arm.engaged == Engaged(counter="response:slotwise.lever", equals="on")
+    assert arm.engaged == (Engaged(counter="response:slotwise.lever", equals="on"),)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_name_and_file_are_both_needed(text: str) -> None:
 
 
 def test_arms_without_a_counter_are_not_compared() -> None:
-    proven = Arm(name="a", engaged=Engaged(counter="props:x", equals=1))
+    proven = Arm(name="a", engaged=(Engaged(counter="props:x", equals=1),))
     check_arms([Arm(name="alone")])
     check_arms([proven, Arm(name="b", engaged=proven.engaged)])
     with pytest.raises(Refused) as caught:
@@ -97,7 +97,7 @@ def test_arms_without_a_counter_are_not_compared() -> None:
 )
 def test_what_a_counter_has_to_say(engaged: Engaged, value: object, holds: bool) -> None:
     assert engaged.holds(value) is holds
-    assert (counters.verdict(Arm(name="a", engaged=engaged), value) == "") is holds
+    assert (counters.verdict(engaged, value) == "") is holds
 
 
 def test_counters_of_every_source(server: SmallServer) -> None:

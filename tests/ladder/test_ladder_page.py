@@ -115,7 +115,7 @@ def test_the_page_s_files_are_what_the_ladder_reads(tmp_path: Path) -> None:
         files[name[1]].write_text(block.text)
     assert set(files) == {"deferred.toml", "window.toml"}
     arm = read_arm("deferred", files["deferred.toml"])
-    assert arm.engaged is not None
+    assert [engaged.every_sample for engaged in arm.engaged] == [True, False]
     assert arm.start is not None
     assert read_service(files["window.toml"]).stop[-1] == "llama"
     assert tomllib.loads(files["deferred.toml"].read_text())

@@ -68,7 +68,7 @@ def test_arms_without_a_counter_in_the_record_are_not_compared(
 ) -> None:
     _, report = compared
     data = json.loads(json.dumps(report.record))
-    data["arms"][1]["engaged"] = None
+    data["arms"][1]["engaged"] = []
     other = ladder_report(data, file="run.json")
     assert other.comparisons == ()
     assert other.not_compared == ("arm on: no engaged counter in the record",)

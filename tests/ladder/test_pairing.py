@@ -111,10 +111,12 @@ def test_a_counter_of_the_trace_decides_after_the_run(record: Record, tmp_path: 
     samples = record.data["samples"]
     log = strata_log(tmp_path / "s.log", samples[:-1])
     engaged = Engaged(counter="trace:slots_refilled", above=0)
-    pair(record, {"server": [log]}, [Arm(name="server", engaged=engaged)])
+    for sample in samples:
+        sample["engaged"] = [None]
+    pair(record, {"server": [log]}, [Arm(name="server", engaged=(engaged,))])
     proven = [s for s in samples if s["status"] == "ok"]
     assert len(proven) == 14
-    assert all(s["engaged"] == s["trace"]["slots_refilled"]["value"] for s in proven)
+    assert all(s["engaged"] == [s["trace"]["slots_refilled"]["value"]] for s in proven)
     (refused,) = [s for s in samples if s["status"] == "refused"]
     assert refused["why"] == "the arm's counter trace:slots_refilled is absent"
 

@@ -124,9 +124,9 @@ def test_reuse_asks_for_the_cache(server: SmallServer, tmp_path: Path) -> None:
 
 def test_arms_that_prove_themselves(server: SmallServer, tmp_path: Path) -> None:
     record = run(tmp_path / "run.json", url=server.url, arms=a_b())
-    assert {(s["arm"], s["engaged"], s["status"]) for s in record["samples"]} == {
-        ("off", "off", "ok"),
-        ("on", "on", "ok"),
+    assert {(s["arm"], tuple(s["engaged"]), s["status"]) for s in record["samples"]} == {
+        ("off", ("off",), "ok"),
+        ("on", ("on",), "ok"),
     }
 
 
@@ -141,13 +141,13 @@ def test_a_counter_that_the_server_has_not_stops_the_run_at_once(
     server: SmallServer, tmp_path: Path
 ) -> None:
     off, on = a_b()
-    arms = (off, replace(on, engaged=Engaged(counter="response:slotwise.levr", equals="on")))
+    arms = (off, replace(on, engaged=(Engaged(counter="response:slotwise.levr", equals="on"),)))
     with pytest.raises(Refused) as caught:
         run(tmp_path / "run.json", url=server.url, arms=arms)
     assert caught.value.findings[0].code == "engaged-counter-absent"
     record = read_record(tmp_path / "run.json")
     assert record["status"] == "failed"
-    assert len(record["samples"]) == 2
+    assert len(record["samples"]) == 4  # every size of both arms once
 
 
 def test_a_server_without_tokenize(tmp_path: Path) -> None:

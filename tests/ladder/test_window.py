@@ -4,120 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ladder.driving import run
+from ladder.place import PATIENCE, PROGRAM, Place, eventually, taken
 from ladder.production import alive
 
 from slotwise.errors import NotRestored, SlotwiseError, UsageError
-from slotwise.ladder.arms import read_arm
-from slotwise.ladder.client import Client
-from slotwise.ladder.identity import answers
-from slotwise.ladder.journal import Journal, read_steps, state_folder
+from slotwise.ladder.journal import Journal, read_steps
 from slotwise.ladder.processes import marked
 from slotwise.ladder.record import read_record
 from slotwise.ladder.service import read_service
 from slotwise.ladder.window import finish
-
-HERE = Path(__file__).parent
-PROGRAM = [sys.executable, "-c", "from slotwise.cli import entry; entry()"]
-PATIENCE = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
-def eventually(true: Callable[[], object]) -> None:
-    """Waits for something that other processes do; a test that never sees it fails."""
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
-
-
-class Place:
-    """A folder with production running, its service file, and an arm's file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.arm_port = folder, free_port(), free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.out = folder / "run.json"
-        self.service_file = folder / "window.toml"
-        self.arm_file = folder / "arm.toml"
-        self.write_service()
-        self.write_arm()
-        subprocess.run(self.command("start", "v7"), check=True)
-        eventually(lambda: self.status() == 200)
-
-    def command(self, verb: str, version: str = "v7") -> list[str]:
-        program = [sys.executable, str(HERE / "production.py"), verb, str(self.folder)]
-        return program if verb == "stop" else [*program, str(self.port), version]
-
-    def write_service(self, *, start: list[str] | None = None, verb: str = "start") -> None:
-        self.service_file.write_text(
-            f"[production]\nurl = '{self.url}'\nstop = {self.command('stop')}\n"
-            f"start = {start or self.command(verb)}\nready_seconds = 20\nstop_seconds = 20\n"
-        )
-
-    def write_arm(self, *, mode: str = "", command: list[str] | None = None) -> None:
-        server = [
-            sys.executable,
-            str(HERE / "small_server.py"),
-            str(self.arm_port),
-            "/arm.gguf",
-            "v7",
-        ]
-        self.arm_file.write_text(
-            f"url = 'http://127.0.0.1:{self.arm_port}'\n[start]\ncommand = {command or server}\n"
-            f"ready_seconds = 40\n[request]\nmode = '{mode}'\n"
-        )  # fmt: skip
-
-    def status(self) -> int | None:
-        client = Client(self.url)
-        try:
-            return answers(client)
-        finally:
-            client.close()
-
-    @property
-    def journal_path(self) -> Path:
-        return state_folder() / f"{read_service(self.service_file).key}.journal"
-
-    def steps(self) -> list[str]:
-        return [entry["step"] for entry in read_steps(self.journal_path)]
-
-    def run(self) -> dict:
-        arms = (read_arm("arm", self.arm_file),)
-        service = read_service(self.service_file)
-        return run(self.out, arms=arms, service=service, sizes=(50,), samples=1)
-
-    def program(self, *, samples: int = 1, limit: int | None = None) -> subprocess.Popen[bytes]:
-        """The ladder as a process of its own, which can be killed."""
-        call = [
-            *PROGRAM, "ladder", "--service", str(self.service_file), "--sizes", "50",
-            "--samples", str(samples), "--starts", "1", "--arm", f"arm={self.arm_file}",
-            "--out", str(self.out),
-        ]  # fmt: skip
-        before = None
-        if limit is not None:
-            before = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # noqa: E731
-        return subprocess.Popen(call, stderr=subprocess.PIPE, preexec_fn=before)
-
-    def end(self) -> None:
-        pid = int((self.folder / "pid").read_text())
-        if alive(pid):
-            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -125,10 +28,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     yield place
     place.end()
-
-
-def taken(place: Place) -> int:
-    return len(read_record(place.out)["samples"]) if place.out.exists() else 0
 
 
 def test_production_is_stopped_measured_around_and_restored(place: Place) -> None:
@@ -189,13 +88,14 @@ def test_a_signal_in_the_middle(place: Place, number: int, code: int) -> None:
 
 
 def test_a_kill_of_the_ladder_itself_is_finished_by_a_second_run(place: Place) -> None:
+    place.write_arm(command=place.behind_another_process())
     ladder = place.program(samples=10_000)
     eventually(lambda: taken(place) >= 1)
     mark = read_record(place.out)["run"]
     ladder.kill()
     ladder.communicate()
     assert place.status() is None
-    assert marked(mark)  # the arm runs on, and is in the way
+    assert marked(mark)  # what the arm started runs on, and is in the way
     call = [*PROGRAM, "ladder", "restore"]
     done = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
