@@ -11,7 +11,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -272,16 +272,9 @@ def _say(text: str) -> None:
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str], None]]]:
     """A bar on stderr, and lines above it; no bar where nobody watches."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    class Patient(Console):
-        """Goes on when nobody listens any more: there may be production to restore."""
-
-        def on_broken_pipe(self) -> None:
-            self.quiet = True
-
-    console = Patient(stderr=True)
+    console = _patient_console()
     bar = Progress(
         BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
         console=console, transient=True, disable=not console.is_terminal,
@@ -304,13 +297,24 @@ def _loudly() -> Iterator[None]:
     try:
         yield
     except NotRestored as error:
-        from rich.console import Console
         from rich.panel import Panel
         from rich.text import Text
 
         text = Text(f"{error}\n\n{error.next_step}", style="bold white")
-        console = Console(stderr=True)
-        if console.is_terminal:
-            console.bell()
-        console.print(Panel(text, title="PRODUCTION IS DOWN", style="bold white on red"))
+        console = _patient_console()
+        with suppress(OSError):
+            if console.is_terminal:
+                console.bell()
+            console.print(Panel(text, title="PRODUCTION IS DOWN", style="bold white on red"))
         raise
+
+
+def _patient_console() -> Any:
+    """stderr, for what goes on when nobody listens any more: there may be production to restore."""
+    from rich.console import Console
+
+    class Patient(Console):
+        def on_broken_pipe(self) -> None:  # rich would end the process
+            self.quiet = True
+
+    return Patient(stderr=True)

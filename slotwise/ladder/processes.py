@@ -46,7 +46,7 @@ def launch(
         return subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             env={**os.environ, **environment}, start_new_session=True,
-            preexec_fn=_tie(os.getpid()) if tied and sys.platform == "linux" else None,
+            preexec_fn=dies_with_parent(signal.SIGKILL) if tied else None,
         )  # fmt: skip
     except OSError as error:
         raise SlotwiseError(
@@ -129,12 +129,14 @@ def _signal_group(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
-def _tie(parent: int) -> Callable[[], None]:
-    """What a child calls before it becomes the arm, so that it does not outlive `parent`."""
-    prctl = ctypes.CDLL(None).prctl
+def dies_with_parent(number: int) -> Callable[[], None] | None:
+    """For `preexec_fn`: what a child calls to get this signal when this process ends (Linux)."""
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def tie() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it ended in between
             os._exit(1)
 

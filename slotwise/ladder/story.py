@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -21,11 +22,13 @@ from typing import Any
 import click
 
 from slotwise import __version__
-from slotwise.errors import SlotwiseError
+from slotwise.errors import Interrupted, SlotwiseError
 from slotwise.findings.citations import head_of
 from slotwise.findings.schema import FINDINGS_SCHEMA
+from slotwise.ladder import processes
 from slotwise.ladder.client import Client
 from slotwise.ladder.identity import answers
+from slotwise.ladder.signals import Signals
 
 PROGRAM = [sys.executable, "-c", "from slotwise.cli import entry; entry()"]
 RECORD = "response:slotwise.record."
@@ -57,12 +60,16 @@ def tell(
     serve += ["--threads", str(threads)] if threads else []
     ports = _free_ports(2)
     _write_files(folder, serve, ports)
-    with _production([*serve, "--port", str(ports[0])], f"http://127.0.0.1:{ports[0]}", folder):
-        _ladder(folder, sizes, samples)
+    signals = Signals()
+    command, url = [*serve, "--port", str(ports[0])], f"http://127.0.0.1:{ports[0]}"
+    with signals.caught(), _production(command, url, folder, signals):
+        _ladder(folder, sizes, samples, signals)
         said = _call("ladder", "report", str(folder / "run.json"), "--json")
         (folder / "report.json").write_text(said)
         _call("ladder", "report", str(folder / "run.json"), "--html",
               str(folder / "report.html"), "--force")  # fmt: skip
+    if signals.noted:
+        raise Interrupted("everything is ended")
     record = findings(json.loads(said), (folder / "report.json").read_bytes())
     (folder / "findings.json").write_text(json.dumps(record, indent=1) + "\n")
     click.echo(f"\nFindings, checked ({folder.name}/findings.json):")
@@ -209,17 +216,18 @@ def _write_files(folder: Path, serve: Sequence[str], ports: Sequence[int]) -> No
         )
 
 
-def _ladder(folder: Path, sizes: str, samples: int) -> None:
+def _ladder(folder: Path, sizes: str, samples: int, signals: Signals) -> None:
     arms = [word for name in ARMS for word in ("--arm", f"{name}={folder / name}.toml")]
     call = [
         *PROGRAM, "ladder", "--service", str(folder / "window.toml"), *arms, "--sizes", sizes,
         "--samples", str(samples), "--max-tokens", "16", "--out", str(folder / "run.json"),
         "--force",
     ]  # fmt: skip
-    ladder = subprocess.Popen(call)
+    ladder = subprocess.Popen(call, preexec_fn=processes.dies_with_parent(signal.SIGTERM))
     try:
         code = ladder.wait()
     except BaseException:  # subprocess.run would kill it, and production would stay down
+        signals.only_note("the ladder is restoring production")
         ladder.terminate()
         ladder.wait()
         raise
@@ -230,8 +238,13 @@ def _ladder(folder: Path, sizes: str, samples: int) -> None:
 
 
 def _call(*arguments: str) -> str:
-    done = subprocess.run([*PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+    done = subprocess.run([*PROGRAM, *arguments], stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise SlotwiseError(
+            f"slotwise {' '.join(arguments[:2])} ended with exit code {done.returncode}",
+            next_step="What it said is above.",
+        )
+    return done.stdout.decode()
 
 
 START = """import os, sys; open(sys.argv[1], "w").write(str(os.getpid()))
@@ -245,7 +258,7 @@ while alive(): time.sleep(0.05)"""
 
 
 @contextmanager
-def _production(command: Sequence[str], url: str, folder: Path) -> Iterator[None]:
+def _production(command: Sequence[str], url: str, folder: Path, signals: Signals) -> Iterator[None]:
     """The server as anybody runs it: there before the window, and again after it."""
     pid = folder / "production.pid"
     with (folder / PRODUCTION_LOG).open("ab") as log:
@@ -257,6 +270,7 @@ def _production(command: Sequence[str], url: str, folder: Path) -> Iterator[None
         _wait(url, first)
         yield
     finally:
+        signals.only_note("production is being stopped")
         subprocess.run([sys.executable, "-c", STOP, str(pid)], check=False, stderr=subprocess.PIPE)
         first.wait()
 

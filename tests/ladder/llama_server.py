@@ -8,19 +8,19 @@ from __future__ import annotations
 import signal
 import sys
 
-import xllamacpp
+import xllamacpp  # its classes are in a compiled module without types
 
 
 def main() -> None:
     model, port = [*sys.argv[1:], "0"][:2]
-    params = xllamacpp.CommonParams()
+    params = xllamacpp.CommonParams()  # pyright: ignore[reportAttributeAccessIssue]
     params.model.path = model
     params.port = int(port)
     params.n_ctx = 4096
     params.n_parallel = 1
     params.endpoint_metrics = True
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    server = xllamacpp.Server(params)
+    server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
     print(server.listening_address, flush=True)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     del server
