@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 from slotwise.engine.prompt import Cancelled
 from slotwise.engine.request import Extras, ReadProgress
 from slotwise.engine.text import Answerer, Prompt
 from slotwise.serve.jobs import Done, Job, Progress
 from slotwise.serve.pieces import AnswerText, Piece
+from slotwise.serve.toolcalls import CallText, writes_calls
 from slotwise.trace.ledger import CLOCK
+from slotwise.weights.chat import TEMPLATE_KEY
 
 WRITE_SECONDS = 1.0
 """The engine waits no longer than this for the first token's bytes to be written."""
@@ -30,6 +33,9 @@ class Answering:
         self._limit = max(1, min([room, *wanted]))
         self._room = room
         self._text = AnswerText(answerer.tokenizer, job.ask.stop)
+        template = self._engine.model.metadata.get(TEMPLATE_KEY)
+        reads = bool(job.ask.template_values.get("tools")) and writes_calls(template)
+        self._calls = CallText() if reads else None
         self._count = 0
         self._told_ns = 0
 
@@ -43,7 +49,12 @@ class Answering:
             if not (job.out_of_time and self._count):
                 raise
         self._post_piece(self._text.finish())
-        job.post(self._done())
+        done = self._done()
+        if self._calls is not None:
+            self._post_certain(self._calls.finish(whole=done.finish == "stop"))
+            if self._calls.calls and done.finish == "stop":
+                done = replace(done, finish="tool_calls")
+        job.post(done)
 
     def _post_pieces(self) -> None:
         job, ask = self._job, self._job.ask
@@ -73,7 +84,10 @@ class Answering:
                     job.enough.set()
 
     def _post_piece(self, piece: Piece) -> None:
-        if piece.text or piece.entries or piece.first:
+        self._post_certain(self._calls.push(piece) if self._calls is not None else piece)
+
+    def _post_certain(self, piece: Piece) -> None:
+        if piece.text or piece.entries or piece.first or piece.calls:
             self._job.post(piece)
 
     def _done(self) -> Done:

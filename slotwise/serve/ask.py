@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slotwise.engine.sampling import Sampling
+from slotwise.serve.toolcalls import as_template_reads
 from slotwise.serve.wire import (
     ChatBody,
     ChatMessage,
@@ -65,10 +66,15 @@ def ask_of_completion(body: CompletionBody) -> Ask:
 
 
 def as_message(message: ChatMessage) -> dict[str, Any]:
-    """For a template: parts of text joined, everything else as it came."""
+    """For a template: parts of text joined, no content as empty text, arguments of earlier calls
+    as objects, everything else as it came."""
     data = message.model_dump(exclude_unset=True)
     if isinstance(message.content, list):
         data["content"] = "".join(part.text for part in message.content)
+    elif message.content is None:
+        data["content"] = ""
+    if message.tool_calls:
+        data["tool_calls"] = [as_template_reads(call) for call in data["tool_calls"]]
     return data
 
 

@@ -17,7 +17,7 @@ from slotwise.serve.pieces import Piece
 from slotwise.trace.ledger import CLOCK, LedgerRecord
 from slotwise.trace.record import Edges, RequestRecord
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 _order = itertools.count(1)
 
 

@@ -19,12 +19,22 @@ class TokenEntry:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A function that the model wants called; `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Piece:
     """Text that is certain now. `first` is the first token's, even if it is still empty."""
 
     text: str
     first: bool = False
     entries: tuple[TokenEntry, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 class AnswerText:
@@ -58,7 +68,7 @@ class AnswerText:
             self.stopped = True
             text, self._held = self._held[: min(found)], ""
         else:
-            keep = 0 if last else self._may_begin_a_stop()
+            keep = 0 if last else may_begin(self._held, self._stops)
             cut = len(self._held) - keep
             text, self._held = self._held[:cut], self._held[cut:]
         entries: tuple[TokenEntry, ...] = ()
@@ -67,12 +77,13 @@ class AnswerText:
             self._entries.clear()
         return Piece(text, first, entries)
 
-    def _may_begin_a_stop(self) -> int:
-        """Length of the longest end of the held text that a stop string begins with."""
-        lengths = (
-            n
-            for stop in self._stops
-            for n in range(min(len(stop) - 1, len(self._held)), 0, -1)
-            if self._held.endswith(stop[:n])
-        )
-        return max(lengths, default=0)
+
+def may_begin(text: str, marks: Sequence[str]) -> int:
+    """Length of the longest end of `text` that one of `marks` begins with."""
+    lengths = (
+        n
+        for mark in marks
+        for n in range(min(len(mark) - 1, len(text)), 0, -1)
+        if text.endswith(mark[:n])
+    )
+    return max(lengths, default=0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slotwise.serve.ask import Ask
 from slotwise.serve.faults import ApiError
 from slotwise.serve.jobs import Done, Progress
-from slotwise.serve.pieces import Piece, TokenEntry
+from slotwise.serve.pieces import Piece, TokenEntry, ToolCall
 from slotwise.trace.ledger import LedgerRecord
 from slotwise.trace.record import RequestRecord
 from slotwise.weights.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ SSE_DONE = b"data: [DONE]\n\n"
 SSE_PING = b": still here\n\n"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Replies:
     """Writes the bodies of one response."""
 
@@ -42,6 +42,8 @@ class Replies:
     model: str
     fingerprint: str
     tokenizer: Tokenizer
+    _calls: int = field(default=0, init=False)
+    """Tool calls that were streamed so far."""
 
     @property
     def _chat(self) -> bool:
@@ -62,11 +64,19 @@ class Replies:
         if not self._chat:
             choice = {"index": 0, "text": piece.text, "logprobs": self._logprobs(piece.entries)}
         else:
-            delta = {"content": piece.text} if piece.text or piece.first else {}
+            delta: Object = {"content": piece.text} if piece.text or piece.first else {}
             if piece.first:
                 delta = {"role": "assistant", **delta}
+            if piece.calls:
+                delta["tool_calls"] = self._numbered(piece.calls)
             choice = {"index": 0, "delta": delta, "logprobs": self._logprobs(piece.entries)}
         return self._chunk([{**choice, "finish_reason": None}])
+
+    def _numbered(self, calls: Sequence[ToolCall]) -> list[Object]:
+        """Calls of a stream, which say their place among all of the answer's."""
+        objects = [{"index": self._calls + n, **_call(call)} for n, call in enumerate(calls)]
+        self._calls += len(calls)
+        return objects
 
     def progress(self, progress: Progress | LedgerRecord) -> Object:
         """llama.cpp's `prompt_progress`, and where the time went so far; then the ledger."""
@@ -109,7 +119,11 @@ class Replies:
         entries = [entry for piece in pieces for entry in piece.entries]
         choice: Object = {"index": 0}
         if self._chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            calls = [_call(call) for piece in pieces for call in piece.calls]
+            message = {"role": "assistant", "content": text, "refusal": None}
+            if calls:
+                message |= {"content": text or None, "tool_calls": calls}
+            choice["message"] = message
         else:
             choice["text"] = text
         choice |= {"logprobs": self._logprobs(entries), "finish_reason": done.finish}
@@ -161,6 +175,11 @@ class Replies:
             "top_logprobs": [{shown(t): value for t, value in e.top} for e in entries],
             "text_offset": [],
         }
+
+
+def _call(call: ToolCall) -> Object:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def usage(record: RequestRecord) -> Object:

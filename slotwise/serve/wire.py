@@ -16,7 +16,7 @@ from slotwise.serve.faults import ApiError
 
 WITHOUT_EFFECT = frozenset(
     {
-        "user", "store", "metadata", "service_tier", "parallel_tool_calls", "safety_identifier",
+        "user", "store", "metadata", "service_tier", "safety_identifier",
         "prompt_cache_key", "verbosity", "prediction", "reasoning_effort", "id_slot",
     }
 )  # fmt: skip
@@ -34,6 +34,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "n": (1,),
     "functions": ([],),
+    "parallel_tool_calls": (True,),
 }
 """What these may say without changing anything. Anything else is reported, or refused below."""
 REFUSED = {
@@ -131,9 +132,22 @@ class ContentPart(Body):
     text: Text
 
 
+class FunctionCall(Body):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: Text | Object
+
+
+class EarlierCall(Body):
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+
+
 class ChatMessage(Body):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Text | list[ContentPart] | None = None
+    tool_calls: list[EarlierCall] | None = Field(None, description="Of an earlier answer.")
+    tool_call_id: str | None = Field(None, description="Which call a tool's message answers.")
 
 
 Messages = Annotated[
