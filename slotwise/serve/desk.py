@@ -99,12 +99,13 @@ class Desk:
             loop = asyncio.get_running_loop()
             job.prompt = await loop.run_in_executor(self._clerk, self._prepare, answerer, job)
         finally:
-            self._line_up(job)
-        self.ready()  # it may have been told to stop meanwhile
+            waits = self._line_up(job)
+        if not waits:
+            raise ApiError(503, "the server is stopping", code="stopping")
 
-    def _line_up(self, job: Job) -> None:
-        """Into the queue, if its prompt could be prepared: in one step with its being counted,
-        so that the engine does not end in between."""
+    def _line_up(self, job: Job) -> bool:
+        """Into the queue, unless its prompt could not be prepared or the server was told to stop
+        meanwhile. In one step with its being counted: the engine must not end in between."""
         with self._changed:
             self._preparing -= 1
             if job.prompt is not None:
@@ -112,6 +113,7 @@ class Desk:
                 line = self._queue if self.state == "ready" else self._leaving
                 line.append(job)
             self._changed.notify()
+            return self.state == "ready"
 
     def withdraw(self, job: Job) -> None:
         """Its client has gone: out of the queue, or cancelled before the next layer or window."""
