@@ -133,10 +133,16 @@ def shares_rows(shares: Sequence[Share]) -> list[tuple[str, ...]]:
 
 def _shares(shares: Sequence[Share]) -> Iterator[RenderableType]:
     yield heading("Where the difference lies: change in ms, 95 % interval")
-    table = plain_table("arms", "size", *(part.replace("_", " ") for part in SHARES))
-    for row in shares_rows(shares):
+    table = None
+    for arms, *row in shares_rows(shares):
+        if table is None or arms != table.title:
+            if table is not None:
+                yield table
+            table = plain_table("size", *(part.replace("_", " ") for part in SHARES))
+            table.title, table.title_justify = arms, "left"
         table.add_row(*row)
-    yield table
+    if table is not None:
+        yield table
     yield sentence("conversation is lookup, restore and checkpoint; the four add up")
     yield sentence("every phase: slotwise explain compare RECORD:ARM RECORD:ARM")
 

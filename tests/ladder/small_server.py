@@ -34,6 +34,8 @@ class SmallServer:
         self.model, self.version, self.tokenize = model, version, tokenize
         self.seen: list[tuple[str, dict[str, str], Any]] = []
         self.lever_uses = 0
+        self.work: dict[int, int] = {}
+        """What the lever did, by the tokens of a prompt; one it does not know is 1."""
         self._http = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
@@ -142,7 +144,12 @@ class _Handler(BaseHTTPRequestHandler):
             return {}
         prompt = tokens_of(text) + OVERHEAD
         cached = 5 if mode == "cached" else 0
-        own = {"lever": body.get("lever", "off"), "note": f"{text[:40]} {SECRET} /srv/somebody/x"}
+        work = self.server_of.work.get(prompt, 1) if body.get("lever") == "on" else 0
+        own = {
+            "work": work,
+            "lever": body.get("lever", "off"),
+            "note": f"{text[:40]} {SECRET} /srv/somebody/x",
+        }
         return {
             "usage": {
                 "prompt_tokens": prompt,

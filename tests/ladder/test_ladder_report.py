@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import chromium, opened
 from ladder.driving import a_b, run, with_mode
 from ladder.small_server import PROMPT_MS_PER_TOKEN, SmallServer
 from rich.console import Console
@@ -15,6 +17,7 @@ from slotwise.cli import main
 from slotwise.errors import Refused
 from slotwise.findings.validate import violations
 from slotwise.ladder import report_text
+from slotwise.ladder.arms import Engaged
 from slotwise.ladder.page import page
 from slotwise.ladder.report import LadderReport, ladder_report
 from slotwise.ladder.schema import ladder_schema
@@ -63,6 +66,53 @@ def test_arms_are_set_against_the_first_in_pairs(compared: tuple[Path, LadderRep
     assert not any("not interleaved" in text for text in comparison.warnings)
 
 
+SOMETIMES = Engaged(counter="response:slotwise.work", above=0, every_sample=False)
+
+
+def with_work(server: SmallServer, out: Path, work: dict[int, int]) -> LadderReport:
+    """A report of two arms, one with a lever that does as much work as said by size."""
+    server.work = work
+    off, on = a_b()
+    arms = (off, replace(on, engaged=(*on.engaged, SOMETIMES)))
+    return ladder_report(run(out, url=server.url, sizes=SIZES, arms=arms), file="run.json")
+
+
+def test_a_lever_that_finds_nothing_to_do_at_one_size(server: SmallServer, tmp_path: Path) -> None:
+    report = with_work(server, tmp_path / "run.json", {60: 0, 120: 3, 300: 5})
+    setting, work = report.arms[1].proofs
+    assert (setting.counted, setting.held) == (False, {60: 2, 120: 2, 300: 2})
+    assert (work.counted, work.held) == (True, {60: 0, 120: 2, 300: 2})
+    assert [row.n for row in report.arms[1].rows] == [2, 2, 2]  # they stay in the table
+    (warning,) = report.warnings
+    assert warning.startswith("arm on, 60 tokens: its lever never engaged")
+    text = " ".join(shown(report).split())
+    assert "response:slotwise.work is more than 0 in 4 of 6 samples" in text
+
+
+def test_an_arm_whose_lever_never_did_anything_is_refused(
+    server: SmallServer, tmp_path: Path
+) -> None:
+    """Set it was: only its counter shows that it had nothing to do."""
+    out = tmp_path / "run.json"
+    with pytest.raises(Refused, match=r"arm on: .*the arm's lever never engaged: .*in none of its"):
+        with_work(server, out, dict.fromkeys(SIZES, 0))
+    record = json.loads(out.read_text())
+    assert {s["status"] for s in record["samples"] if s["arm"] == "on"} == {"refused"}
+    assert {s["status"] for s in record["samples"] if s["arm"] == "off"} == {"ok"}
+    report = ladder_report(record, file="run.json")
+    assert report.comparisons == ()
+    assert report.arms[1].rows == ()
+    assert main(["explain", "compare", f"{out}:off", f"{out}:on"]) == 3
+
+
+def test_an_arm_that_only_a_setting_proves_is_warned_of(
+    compared: tuple[Path, LadderReport],
+) -> None:
+    assert compared[1].warnings == (
+        "arm on is proven by a setting only, by nothing that its lever did",
+    )
+
+
 def test_arms_without_a_counter_in_the_record_are_not_compared(
     compared: tuple[Path, LadderReport],
 ) -> None:
@@ -95,6 +145,22 @@ def test_the_page_is_whole_and_holds_no_other_host(compared: tuple[Path, LadderR
         assert part in html
     assert "http://" not in html
     assert "https://" not in html
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (1100, "dark"), (390, "light")])
+def test_the_page_in_a_browser(
+    compared: tuple[Path, LadderReport], tmp_path: Path, width: int, scheme: str
+) -> None:
+    file = tmp_path / "run.html"
+    file.write_text(page(compared[1]), encoding="utf-8")
+    with (
+        chromium() as browser,
+        opened(browser, file.as_uri(), width=width, scheme=scheme) as shown_page,
+    ):
+        assert shown_page.evaluate("document.documentElement.scrollWidth") <= width
+        assert shown_page.locator("details[open] svg.row").count() > 3  # no shares: to be seen
+        heights = "[...document.querySelectorAll('svg.row')].map(e => e.clientHeight)"
+        assert max(shown_page.evaluate(heights)) < 80  # one line each, however empty it is
 
 
 def test_the_verbs(
