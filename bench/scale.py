@@ -136,10 +136,11 @@ def window(experts: Experts, routed: np.ndarray, out: np.ndarray, guess: np.ndar
     """What the decode path asks of `Experts` in one window; `guess` is the next token's routing."""
     ahead = experts.looks_ahead()
     for layer, chosen in enumerate(routed):
-        foreseen = None
+        foreseen: list[int] = []
         if ahead and guess is not None and layer + 1 < len(routed):
-            foreseen = guess[layer + 1]
-        experts.place(layer, chosen, out, foreseen)
+            foreseen = guess[layer + 1].tolist()
+        if not experts.place(layer, chosen, out, foreseen):
+            experts.complete()
     experts.window_done(routed, 1, looked_ahead=ahead)
 
 

@@ -99,7 +99,7 @@ def _all_graphs(
         places.receive(graphs[1], "x_in", x)
         return places, graphs[:2]
     stages.router(graphs[1], 0, places.leaf(graphs[1], "x_mid"))
-    stages.pair_combine(graphs[2], 0)
+    places.receive(graphs[2], "x_in", stages.pair_combine(graphs[2], 0))
     count = min(shape.n_tokens * h.n_used, batch.pairs_at_once)
     for slot_class in range(len(network.slots)):
         g = stages.new_graph()

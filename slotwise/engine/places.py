@@ -38,6 +38,10 @@ class Field:
         return prod(self.ne) * np.dtype(_NUMPY[self.type]).itemsize
 
 
+GUESS_TOKENS = 64
+"""The last tokens of a batch, for which the next layer's router is asked early."""
+
+
 def fields(h: Hyper, n_tokens: int, n_kv: int) -> dict[str, Field]:
     """Every tensor of a batch of `n_tokens` over `n_kv` positions."""
     pairs = n_tokens * h.n_used
@@ -55,6 +59,8 @@ def fields(h: Hyper, n_tokens: int, n_kv: int) -> dict[str, Field]:
         wanted |= {
             "hidden": Field(F32, (h.n_embd, n_tokens)),
             "ranking": Field(I32, (h.n_experts, n_tokens)),
+            "scores": Field(F32, (h.n_experts, n_tokens)),
+            "guess": Field(F32, (h.n_experts, min(n_tokens, GUESS_TOKENS))),
             "weights": Field(F32, (1, h.n_used, n_tokens)),
             "slot_ids": Field(I32, (h.n_used, n_tokens)),
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slotwise.engine.places import Places
+from slotwise.engine.places import GUESS_TOKENS, Places
 from slotwise.kernels.gemm import HostProducts
 from slotwise.kernels.graph import Graph, Tensor, Weights
 from slotwise.models.base import Architecture, LayerState, Routed, StepInputs
@@ -76,16 +76,23 @@ class Stages:
         self._places.receive(g, "hidden", routed.hidden)
         self._places.receive(g, "ranking", routed.ranking)
         self._places.receive(g, "weights", routed.weights)
+        self._places.receive(g, "scores", routed.scores)
 
     def foresee(self, g: Graph, layer: int, x: Tensor) -> None:
-        """What the router of `layer` says of `x`, which has not yet been through the layer."""
-        ranking = self._net.architecture.foresee(g, self._net.weights, layer, x)
-        self._places.receive(g, "foreseen", ranking)
+        """What the router of `layer` says of the last tokens of `x`, which has not yet been through
+        the layer before."""
+        n = min(self._n, GUESS_TOKENS)
+        if n < self._n:
+            row = self._h.n_embd * 4
+            x = g.view(x, (self._h.n_embd, n), (row,), offset=(self._n - n) * row)
+        guess = self._net.architecture.foresee(g, self._net.weights, layer, x)
+        self._places.receive(g, "guess", guess)
 
     def routed(self, g: Graph) -> Routed:
         """What an earlier graph's router left behind."""
         p = self._places
-        return Routed(p.leaf(g, "hidden"), p.leaf(g, "ranking"), p.leaf(g, "weights"))
+        names = ("hidden", "ranking", "weights", "scores")
+        return Routed(*(p.leaf(g, name) for name in names))
 
     def window_experts(self, g: Graph, layer: int) -> Tensor:
         """Experts and combine of a whole batch whose experts are all resident."""
@@ -117,10 +124,10 @@ class Stages:
         flat = g.reshape(outputs, self._h.n_embd, count)
         g.op("set_rows", p.leaf(g, "outputs"), flat, pairs["pair_rows"])
 
-    def pair_combine(self, g: Graph, layer: int) -> None:
+    def pair_combine(self, g: Graph, layer: int) -> Tensor:
+        """From the rows that `pair_experts` has written."""
         outputs = self._places.leaf(g, "outputs", self._h.n_embd, self._h.n_used, self._n)
-        x = self._combine(g, layer, self.routed(g), outputs)
-        self._places.receive(g, "x_in", x)
+        return self._combine(g, layer, self.routed(g), outputs)
 
     def dense_ffn(self, g: Graph, layer: int, x: Tensor) -> Tensor:
         return self._net.architecture.dense_ffn(g, self._net.weights, layer, x)

@@ -50,7 +50,7 @@ class WideExperts:
             waves.close()
         with ledger.phase("read.combine"):
             g = batch.stages.new_graph()
-            batch.stages.pair_combine(g, layer)
+            batch.places.receive(g, "x_in", batch.stages.pair_combine(g, layer))
             batch.run(g, self._backend)
 
     def _route(self, batch: Batch, layer: int) -> dict[int, np.ndarray]:

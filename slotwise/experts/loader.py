@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from slotwise.errors import UsageError
 from slotwise.experts import lending
 from slotwise.experts.demand import Demand
+from slotwise.experts.foresight import Foresight
 from slotwise.experts.iolanes import (
     DEMAND,
     READ_LIMIT_SECONDS,
@@ -82,6 +83,7 @@ class Experts:
         self._rows = list(self.pool.table)
         self._bases = np.arange(len(self._rows), dtype=np.int32)[:, None] * self.layout.n_experts
         self._pinned: list[tuple[int, Slots]] = []
+        self._incomplete: tuple[int, Slots, Slots, list[Read]]
         self._forgotten = np.zeros(self.pool.table.size, bool)
         self._refilled = np.zeros(self.pool.table.size, bool)
         self._refills_unused = False
@@ -98,6 +100,10 @@ class Experts:
             limit=read_limit,
         )
 
+        self.foresight = Foresight(
+            self.layout.n_moe_layers, self.layout.n_experts, self.policy.n_used
+        )
+        """What names the experts to read ahead."""
         self._ahead, self._switch = LookAhead(self._lanes, self._stats.ahead), Switch(lookahead)
 
     def watch(self, check: Callable[[], None] | None) -> None:
@@ -137,16 +143,17 @@ class Experts:
         self._pinned.clear()
 
     def require_routed(self, moe_index: int, routed: Slots) -> Slots:
-        """As `place`, with the slots in an array of their own."""
+        """As `place` and `complete`, with the slots in an array of their own."""
         slots = np.empty(routed.size, np.int32)
-        self.place(moe_index, routed, slots)
+        if not self.place(moe_index, routed, slots):
+            self.complete()
         return slots
 
     def place(
-        self, moe_index: int, routed: Slots, slots: Slots, foreseen: Slots | None = None
-    ) -> None:
-        """Writes the slot of each routed expert, which may repeat, to `slots`; waits for those
-        that are missing.
+        self, moe_index: int, routed: Slots, slots: Slots, foreseen: Sequence[int] = ()
+    ) -> bool:
+        """Writes the slot of each routed expert, which may repeat, to `slots`; -1 for one whose
+        read has only begun. True if there is none: else call `complete` for the rest.
 
         `foreseen` are experts that the next layer will probably want, the likeliest first: what is
         missing of them is read meanwhile. Nothing is pinned: only this thread evicts, so the slots
@@ -154,15 +161,27 @@ class Experts:
         """
         self._rows[moe_index].take(routed, out=slots, mode="clip")
         absent = -1 in slots.tolist()
-        ahead = foreseen is not None and -1 in self._rows[moe_index + 1].take(foreseen).tolist()
+        ahead = bool(foreseen) and -1 in self._rows[moe_index + 1].take(foreseen).tolist()
         if not (absent or ahead or self._ahead.reads):
             self._counted.hits += slots.size
-            return
+            return True
         with self._lanes.lock:
-            self._place(moe_index, routed, slots, foreseen if ahead else None)
+            reads = self._place(moe_index, routed, slots, foreseen if ahead else ())
+        self._incomplete = moe_index, routed, slots, reads
+        return not reads
 
-    def _place(self, moe_index: int, routed: Slots, slots: Slots, foreseen: Slots | None) -> None:
-        """`place` with the lock held, for what takes reads."""
+    def complete(self) -> None:
+        """Waits for the reads that the last `place` left, and writes their slots too."""
+        moe_index, routed, slots, reads = self._incomplete
+        with self._lanes.lock:
+            self._wait_for(reads)
+        self._rows[moe_index].take(routed, out=slots, mode="clip")
+
+    def _place(
+        self, moe_index: int, routed: Slots, slots: Slots, foreseen: Sequence[int]
+    ) -> list[Read]:
+        """`place` with the lock held, for what takes reads: those that are still to be waited
+        for."""
         self._rows[moe_index].take(routed, out=slots, mode="clip")  # a refill may just have ended
         experts, where = routed.tolist(), slots.tolist()
         self._ahead.arrive(moe_index, experts)
@@ -172,16 +191,14 @@ class Experts:
         self.pool.pin_each(region, kept)
         try:
             reads = self._begin(moe_index, missing)
-            if foreseen is not None:
+            if foreseen:
                 self._look_ahead(moe_index + 1, foreseen)
         finally:
             self.pool.unpin_each(region, kept)
         if reads is None:
             self._gather(moe_index, np.unique(routed))
-        elif reads:
-            self._wait_for(reads)
-        if missing:
             self._rows[moe_index].take(routed, out=slots, mode="clip")
+        return reads or []
 
     def _begin(self, moe_index: int, missing: list[int]) -> list[Read] | None:
         """The reads of the missing experts; None where not all get a slot at once."""
@@ -246,12 +263,12 @@ class Experts:
             for moe_index, experts in enumerate(routed):
                 self._note(moe_index, experts, None)
 
-    def _look_ahead(self, moe_index: int, foreseen: Slots) -> None:
+    def _look_ahead(self, moe_index: int, foreseen: Sequence[int]) -> None:
         region, slots = self.pool.region(moe_index), self._rows[moe_index].take(foreseen)
         here = slots[slots >= 0]
         self.pool.pin_each(region, here)
         try:
-            self._ahead.foresee(moe_index, foreseen[slots < 0].tolist())
+            self._ahead.foresee(moe_index, foreseen)
         finally:
             self.pool.unpin_each(region, here)
 

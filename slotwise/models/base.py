@@ -62,6 +62,8 @@ class Routed:
     """i32 [E, T]: best expert first; the first k count"""
     weights: Tensor
     """f32 [1, k, T]"""
+    scores: Tensor
+    """f32 [E, T]: the logits"""
 
 
 class Architecture:
@@ -176,13 +178,13 @@ class Architecture:
             chosen = layers.normalise(g, chosen)
         if h.expert_scale != 1.0:
             chosen = g.op("scale", chosen, h.expert_scale)
-        return Routed(hidden, ranking, chosen)
+        return Routed(hidden, ranking, chosen, logits)
 
     def foresee(self, g: Graph, w: Weights, layer: int, x: Tensor) -> Tensor:
-        """The router's ranking of experts for `x`, i32 [E, T], and nothing else of it."""
+        """The router's logits for `x`, f32 [E, T], and nothing else of it."""
         p = f"blk.{layer}."
         hidden = layers.rms_norm(g, x, w[p + self.ffn_norm + ".weight"], self.hyper.rms_eps)
-        return g.op("argsort", layers.linear(g, w, p + "ffn_gate_inp", hidden), SORT_DESCENDING)
+        return layers.scores(g, w, p + "ffn_gate_inp", hidden)
 
     def experts(
         self,

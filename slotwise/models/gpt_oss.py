@@ -45,7 +45,8 @@ class GptOss(Architecture):
         chosen = layers.pick(g, logits, ranking, h.n_used)
         n_tokens = x.contents.ne[1]
         flat = g.op("soft_max", g.reshape(chosen, h.n_used, n_tokens))
-        return Routed(hidden, ranking, g.reshape(flat, 1, h.n_used, n_tokens))
+        weights = g.reshape(flat, 1, h.n_used, n_tokens)
+        return Routed(hidden, ranking, weights, logits)
 
     def experts(
         self,

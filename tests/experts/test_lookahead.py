@@ -19,7 +19,8 @@ def bench(slots: int = 8, **settings: object) -> Bench:
 
 def place(b: Bench, layer: int, *routed: int, foreseen: tuple[int, ...] = ()) -> None:
     slots = np.empty(len(routed), np.int32)
-    b.experts.place(layer, ids(*routed), slots, ids(*foreseen) if foreseen else None)
+    if not b.experts.place(layer, ids(*routed), slots, foreseen):
+        b.experts.complete()
     b.check(layer, ids(*routed), slots)
 
 
@@ -179,3 +180,31 @@ def test_on_and_off_never_change() -> None:
         assert switch.trials == 0
     with pytest.raises(UsageError, match="maybe"):
         Switch("maybe")
+
+
+def test_what_is_there_is_told_before_the_rest_has_been_read() -> None:
+    slots = np.empty(2, np.int32)
+    with bench() as b:
+        b.have(0, 0)
+        before = b.experts.snapshot()
+        with b.store.held():
+            assert not b.experts.place(0, ids(3, 0), slots)
+            assert slots[0] == -1
+            assert slots[1] >= 0
+        b.experts.complete()
+        b.check(0, ids(3, 0), slots)
+        assert b.experts.place(0, ids(3, 0), slots)
+        decode = (b.experts.snapshot() - before).decode
+        assert (decode.misses, decode.hits) == (1, 3)
+
+
+def test_a_read_that_fails_is_raised_where_the_rest_is_waited_for() -> None:
+    slots = np.empty(2, np.int32)
+    with bench() as b:
+        b.have(0, 0)
+        b.store.broken.add((0, 3))
+        assert not b.experts.place(0, ids(3, 0), slots)
+        with pytest.raises(StoreError):
+            b.experts.complete()
+        b.store.broken.clear()
+        place(b, 0, 3, 0)
