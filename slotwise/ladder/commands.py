@@ -235,8 +235,11 @@ def _plan(options: dict[str, Any]) -> Any:
 
 
 def _check_out(options: dict[str, Any]) -> None:
+    from slotwise.ladder.record import check_replaceable
+
     inputs = [p for p in (options["trace"], options["service"], options["text"]) if p is not None]
     inputs += [Path(arm.partition("=")[2]) for arm in options["arms"]]
+    check_replaceable(options["out"])
     check_output(options["out"], force=options["force"], inputs=inputs)
     if not options["out"].absolute().parent.is_dir():
         raise UsageError(f"{options['out']}: its folder is not there", next_step="Make it first.")
@@ -254,15 +257,33 @@ def _show(path: Path, *, as_json: bool, html: Path | None, force: bool) -> int:
         from slotwise.ladder.page import page
 
         check_output(html, force=force, inputs=[path])
-        html.write_text(page(result), encoding="utf-8")
+        _write_page(html, page(result))
     if as_json:
         document = report_text.document(result)
         text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
     elif html is None:
-        Console().print(report_text.terminal(result))
+        _print(Console(), report_text.terminal(result))
     return 0 if result.anything else NOTHING
+
+
+def _write_page(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError:
+        if path.is_file():
+            path.unlink()  # half a page
+        raise
+
+
+def _print(console: Any, shown: Any) -> None:
+    """What the terminal's encoding cannot show is replaced, never an error."""
+    with console.capture() as captured:
+        console.print(shown)
+    encoding = console.encoding if console.encoding else "utf-8"
+    sys.stdout.buffer.write(captured.get().encode(encoding, errors="replace"))
+    sys.stdout.buffer.flush()
 
 
 def _say(text: str) -> None:

@@ -140,6 +140,8 @@ def _shares(shares: Sequence[Share]) -> Iterator[RenderableType]:
                 yield table
             table = plain_table("size", *(part.replace("_", " ") for part in SHARES))
             table.title, table.title_justify = arms, "left"
+            for column, part in zip(table.columns[1:], SHARES, strict=True):
+                column.min_width = max(map(len, part.split("_")))
         table.add_row(*row)
     if table is not None:
         yield table

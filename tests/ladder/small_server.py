@@ -17,6 +17,11 @@ from typing import Any
 
 OVERHEAD = 7
 PROMPT_MS_PER_TOKEN = 0.01
+WRONG: dict[str, dict[str, Any]] = {
+    "negative usage": {"prompt_tokens": -4, "completion_tokens": 3},
+    "usage in words": {"prompt_tokens": "many", "completion_tokens": None},
+    "usage of nothing": {},
+}
 SECRET = "sk-0123456789-not-for-records"
 
 
@@ -110,6 +115,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.server_of.lever_uses += 1
         self._begin_stream()
+        if mode == "silent":
+            time.sleep(3.0)
+        if mode in ("silent", "empty stream"):
+            self.wfile.write(b"0\r\n\r\n")
+            return
         for event in self._events(body, text, mode):
             if event == "break off":
                 self.close_connection = True
@@ -143,6 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
         if mode == "no usage":
             return {}
         prompt = tokens_of(text) + OVERHEAD
+        if mode in WRONG:
+            return {"usage": WRONG[mode]}
         cached = 5 if mode == "cached" else 0
         work = self.server_of.work.get(prompt, 1) if body.get("lever") == "on" else 0
         own = {
