@@ -145,6 +145,7 @@ def test_health_says_what_is_loaded_and_since_when(served: Served) -> None:
 
 
 SETTINGS = """
+request-timeout = 120.0
 [generation]
 max-examples = {examples}
 database = "none"
