@@ -112,9 +112,11 @@ def test_a_kill_of_the_demo_does_not_leave_production_down(demo: Demo) -> None:
     mark = read_record(demo.folder / "run.json")["run"]
     demo.process.kill()
     demo.process.wait()
-    eventually(lambda: demo.steps()[-1] == "restored")
-    assert marked(mark) == []
+    # the record is the last thing the ladder writes
+    eventually(lambda: read_record(demo.folder / "run.json")["status"] == "interrupted")
+    assert demo.steps()[-1] == "restored"
     assert read_record(demo.folder / "run.json")["service"]["restored"]
+    assert marked(mark) == []
     assert alive(demo.production)
 
 
