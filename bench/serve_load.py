@@ -237,9 +237,9 @@ def start(model: Path, options: list[str]) -> tuple[subprocess.Popen[str], int]:
 
 
 def after_warm_up(samples: list[Sample]) -> list[Sample]:
-    """From when nearly as much was parked in RAM as ever was, or a tenth of the time."""
-    most = max((sample.parked_memory for sample in samples), default=0.0)
-    full = next((i for i, s in enumerate(samples) if s.parked_memory >= 0.9 * most), 0)
+    """From when as much was parked in RAM as is usual later, or a tenth of the time."""
+    usual = median([sample.parked_memory for sample in samples] or [0.0])
+    full = next((i for i, s in enumerate(samples) if s.parked_memory >= 0.9 * usual), 0)
     return samples[max(full, len(samples) // 10) :]
 
 
