@@ -75,6 +75,13 @@ class Windows:
         experts.window_done(self._routed, perf_counter_ns() - begin, looked_ahead=ahead)
         return self._logits
 
+    def warm_up(self, backend: Backend) -> None:
+        """Computes the start of a window that nobody asked for: the first graph of a process has
+        threads to start and tables to make, which no request should wait for."""
+        self._prepare(1)
+        self._write_inputs([0], 0)
+        self._graph(0).run(backend)
+
     def _run_with_experts(self, backend: Backend, experts: Experts, *, ahead: bool) -> None:
         """Between two layers: the router's choice is noted, and its experts are placed."""
         chosen, slot_ids, foreseen = self._chosen, self._slot_ids, ()

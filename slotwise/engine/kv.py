@@ -102,6 +102,7 @@ class KeyValueState:
 def open_state(h: Hyper, *, context: int, kv_type: str) -> tuple[KeyValueState, Buffer]:
     """A state with memory of its own. Zeroed: masked positions must not hold NaN."""
     buffer = Buffer(state_bytes(h, context, kv_type))
+    buffer.touch()
     return KeyValueState(h, context=context, kv_type=kv_type, memory=buffer), buffer
 
 

@@ -222,6 +222,7 @@ def load(
         )
         stack.callback(state_buffer.close)
         window_buffer = Buffer(plan.windows)
+        window_buffer.touch()
         stack.callback(window_buffer.close)
         store = experts = arena = None
         if drawing.layout is not None:
@@ -243,6 +244,7 @@ def load(
             memory=window_buffer,
             extents=[(0, window_buffer.size)],
         )
+        windows.warm_up(backend)
         return Loaded(
             drawing,
             settings,

@@ -19,7 +19,7 @@ HEADROOM_BYTES = 256 << 20
 itself and its neighbours."""
 
 GROUP_HEADROOM_SHARE = 0.03
-GROUP_HEADROOM_BYTES = 40 << 20
+GROUP_HEADROOM_BYTES = 24 << 20
 TOKEN_BYTES = 700
 """The same of a control group's room, which has few neighbours: what this process still grows by
 beside the plan, and its tokenizer for each token it knows (27 MiB were measured for 49,000)."""

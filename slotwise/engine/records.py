@@ -10,7 +10,7 @@ from slotwise.engine.forecast import Forecaster, Read, expected_bytes
 from slotwise.engine.loading import Loaded
 from slotwise.experts.lending import Loan as PoolLoan
 from slotwise.experts.refill import RefillBooks
-from slotwise.experts.stats import StageStats, Stats
+from slotwise.experts.stats import AheadStats, StageStats, Stats
 from slotwise.trace.lanes import LaneLog
 from slotwise.trace.ledger import Ledger, LedgerRecord, Status
 from slotwise.trace.record import (
@@ -116,7 +116,8 @@ class RequestBooks:
             prefill_experts=_counts(stats.read),
             refill_experts=ExpertCounts(bytes=self.refill.bytes if self.refill else 0),
             decode_experts=_counts(stats.decode),
-            lookahead=LookAhead(**vars(stats.ahead)) if stats.ahead.windows else None,
+            lookahead=_look_ahead(stats.ahead),
+            read_ahead=_look_ahead(stats.read_ahead),
             lanes=window.lanes,
             lanes_complete=window.complete,
             settings=settings_record(self._loaded),
@@ -150,6 +151,10 @@ class RequestBooks:
             saved_misses=books.saved_misses,
             end=books.end,
         )
+
+
+def _look_ahead(stats: AheadStats) -> LookAhead | None:
+    return LookAhead(**vars(stats)) if stats.windows else None
 
 
 def _counts(stage: StageStats) -> ExpertCounts:

@@ -32,11 +32,15 @@ class WideExperts:
         self, h: Hyper, *, backend: Backend, experts: Experts, gemm: ExpertGemm | None
     ) -> None:
         self._hyper, self._backend, self._experts, self._gemm = h, backend, experts, gemm
+        self._guess: np.ndarray | None = None
+        """What the router of the layer to come was thought to say of the chunk's last tokens."""
 
     def read_layer(self, batch: Batch, layer: int, ledger: Ledger) -> None:
         with ledger.phase("read.router"):
-            pairs_of = self._route(batch, layer)
-        waves = self._experts.stream(layer, np.array(list(pairs_of), np.int32))
+            ahead = layer + 1 < self._hyper.n_layers and self._experts.reads_ahead()
+            pairs_of = self._route(batch, layer, ahead=ahead)
+            foreseen = self._foresee(batch, layer, ahead=ahead)
+        waves = self._experts.stream(layer, np.array(list(pairs_of), np.int32), foreseen)
         try:
             while True:
                 with ledger.phase("read.expert_wait"):
@@ -53,10 +57,12 @@ class WideExperts:
             batch.places.receive(g, "x_in", batch.stages.pair_combine(g, layer))
             batch.run(g, self._backend)
 
-    def _route(self, batch: Batch, layer: int) -> dict[int, np.ndarray]:
+    def _route(self, batch: Batch, layer: int, *, ahead: bool) -> dict[int, np.ndarray]:
         """The pairs (token * k + rank) of every chosen expert, ascending."""
         g = batch.stages.new_graph()
         batch.stages.router(g, layer, batch.places.leaf(g, "x_mid"))
+        if ahead:
+            batch.stages.foresee(g, layer + 1, batch.places.leaf(g, "x_mid"))
         batch.run(g, self._backend)
         chosen = batch.places.array("ranking")[:, : self._hyper.n_used].ravel()
         order = np.argsort(chosen, kind="stable")
@@ -66,6 +72,16 @@ class WideExperts:
         self._experts.touch(layer, distinct, counts, recent)
         pairs = np.split(order, np.cumsum(counts)[:-1])
         return dict(zip(distinct.tolist(), pairs, strict=True))
+
+    def _foresee(self, batch: Batch, layer: int, *, ahead: bool) -> list[int]:
+        """Checks the last guess against what this router said, and notes the next one."""
+        foresight, before, self._guess = self._experts.foresight, self._guess, None
+        if before is not None and layer:
+            foresight.learn(layer, batch.places.array("scores")[-len(before) :], before)
+        if not ahead:
+            return []
+        self._guess = batch.places.array("guess").copy()
+        return foresight.wanted(layer + 1, self._guess).tolist()
 
     def _compute(self, batch: Batch, layer: int, shares: Sequence[Share], ledger: Ledger) -> None:
         large, small = [], list(shares)

@@ -40,6 +40,11 @@ class Demand:
         return len(self._reading) + len(self._ready) + len(self._wave)
 
     @property
+    def all_begun(self) -> bool:
+        """Every read that is missing has a lane or a place in the queue."""
+        return not self._waiting
+
+    @property
     def finished(self) -> bool:
         """Every expert has been in a wave."""
         return not (self._waiting or self._reading or self._ready)
@@ -139,7 +144,7 @@ class Demand:
         elif read := self._lanes.underway(self._moe_index, expert):
             if read.error is not None:  # it hangs
                 raise read.error
-            self._lanes.hurry(read)
+            self._lanes.hurry(read, purpose=self._purpose)
             self._reading[expert] = read
             slot = read.slot
         else:

@@ -103,6 +103,9 @@ class IoLanes:
         self._queue: deque[Read] = deque()
         self._ahead: deque[Read] = deque()
         self._ahead_in_flight = 0
+        self.eager = False
+        """Look-ahead reads may be made on every lane that has no demand to read, beside those of
+        the other lanes; else one at a time, and only when nothing is demanded."""
         self._awaited = 0
         self._reads: dict[int, Read] = {}
         self._demand_in_flight = 0
@@ -139,15 +142,15 @@ class IoLanes:
         read = Read(moe_index=moe_index, expert=expert, slot=slot, purpose="ahead")
         self._reads[self.pool.flat(moe_index, expert)] = read
         self._ahead.append(read)
-        if not (self._queue or self._demand_in_flight):
+        if self.eager or not (self._queue or self._demand_in_flight):
             self._work.notify()
         return read
 
-    def hurry(self, read: Read) -> None:
+    def hurry(self, read: Read, *, purpose: str) -> None:
         """Locked. Somebody waits now for a read that may only have been looked ahead for."""
         if read.state is ReadState.QUEUED and read.purpose == "ahead":
             self._ahead.remove(read)
-            read.purpose = "decode"
+            read.purpose = purpose
             self._queue.append(read)
             self._work.notify()
 
@@ -260,7 +263,10 @@ class IoLanes:
         return self._queue.popleft()
 
     def _take_ahead(self) -> Read | None:
-        if not self._ahead or self._demand_in_flight or self._ahead_in_flight >= AHEAD_AT_ONCE:
+        if not self._ahead:
+            return None
+        busy = self._demand_in_flight or self._ahead_in_flight >= AHEAD_AT_ONCE
+        if busy and not self.eager:
             return None
         self._ahead_in_flight += 1
         return self._ahead.popleft()

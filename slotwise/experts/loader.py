@@ -79,7 +79,6 @@ class Experts:
         """Counts the router's choices while it is set."""
         self.routing: RoutingRecorder | None = None
         """Notes them one by one while it is set."""
-        self.stage = "decode"
         self._rows = list(self.pool.table)
         self._bases = np.arange(len(self._rows), dtype=np.int32)[:, None] * self.layout.n_experts
         self._pinned: list[tuple[int, Slots]] = []
@@ -105,6 +104,7 @@ class Experts:
         )
         """What names the experts to read ahead."""
         self._ahead, self._switch = LookAhead(self._lanes, self._stats.ahead), Switch(lookahead)
+        self.stage = "decode"
 
     def watch(self, check: Callable[[], None] | None) -> None:
         """While anything waits for a read, `check` is called every tenth of a second; what it
@@ -118,8 +118,13 @@ class Experts:
 
     @stage.setter
     def stage(self, stage: Stage) -> None:
+        with self._lanes.lock:
+            self._ahead.drop()
+        reads = stage == "read"
         self._stage: Stage = stage
-        self._counted = self._stats.read if stage == "read" else self._stats.decode
+        self._lanes.eager = reads
+        self._counted = self._stats.read if reads else self._stats.decode
+        self._ahead.stats = self._stats.read_ahead if reads else self._stats.ahead
 
     # -- having experts in slots
 
@@ -184,7 +189,7 @@ class Experts:
         for."""
         self._rows[moe_index].take(routed, out=slots, mode="clip")  # a refill may just have ended
         experts, where = routed.tolist(), slots.tolist()
-        self._ahead.arrive(moe_index, experts)
+        self._ahead.arrive(moe_index, experts, purpose=self._stage)
         missing = list({e: None for e, slot in zip(experts, where, strict=True) if slot < 0})
         self._count(moe_index, missing, routed=len(experts))
         region, kept = self.pool.region(moe_index), slots[slots >= 0]
@@ -215,7 +220,7 @@ class Experts:
                     return None
                 read = lanes.demand(moe_index, expert, slot, purpose=self._stage)
             else:
-                lanes.hurry(read)
+                lanes.hurry(read, purpose=self._stage)
             reads.append(read)
         return reads
 
@@ -252,6 +257,12 @@ class Experts:
             self.routing.begin(self._stage, self.pool.table)
         return self._switch.on and -1 in self.pool.flat_table
 
+    def reads_ahead(self) -> bool:
+        """The same of the layer of a prompt read that begins now."""
+        ahead = self._switch.mode != "off" and -1 in self.pool.flat_table
+        self._ahead.stats.windows += ahead
+        return ahead
+
     def window_done(self, routed: Slots, ns: int, *, looked_ahead: bool) -> None:
         """A decode window took `ns`; row i of `routed` [n_moe_layers, n] is what layer i chose."""
         self._stats.ahead.windows += looked_ahead
@@ -272,11 +283,15 @@ class Experts:
         finally:
             self.pool.unpin_each(region, here)
 
-    def stream(self, moe_index: int, experts: Slots) -> Generator[tuple[Slots, Slots]]:
+    def stream(
+        self, moe_index: int, experts: Slots, foreseen: Sequence[int] = ()
+    ) -> Generator[tuple[Slots, Slots]]:
         """Waves (experts, their slots) that cover the distinct `experts` once each.
 
         The first wave is what is resident, while reads of the others have begun; then whatever
-        has become ready, at least one, at most half the ring. A wave stays pinned until the next
+        has become ready, at least one, at most half the ring. `foreseen` are experts that the
+        next layer will want, the surest first: they are read when nothing of this layer is left to
+        begin. A wave stays pinned until the next
         one is asked for or the generator is closed, which may happen at any time. What was read
         stays resident, as far as the policy finds nothing colder to put out. Errors as in
         `require`.
@@ -284,11 +299,13 @@ class Experts:
         pool, region = self.pool, self.pool.region(moe_index)
         with self._lanes.lock:
             pool.sweep(moe_index)
+            self._ahead.arrive(moe_index, experts.tolist(), purpose=self._stage)
             demand = self._demand(moe_index, experts)
         try:
             with self._lanes.lock:
                 wave = demand.take_resident()
                 demand.advance(self._ring(pool.usable(region)) + demand.held)
+                foreseen = self._stream_ahead(moe_index + 1, foreseen, demand)
             if wave[0].size:
                 yield wave
             while True:
@@ -299,10 +316,24 @@ class Experts:
                     ring = self._ring(pool.usable(region) + demand.held)
                     demand.gather(ring, everything=False)
                     wave = demand.take_ready(ring // 2)
+                    foreseen = self._stream_ahead(moe_index + 1, foreseen, demand)
                 yield wave
         finally:
             with self._lanes.lock:
                 demand.abandon()
+
+    def _stream_ahead(
+        self, moe_index: int, foreseen: Sequence[int], demand: Demand
+    ) -> Sequence[int]:
+        """Begins to read what `moe_index`, the layer after the demand's, will want, as soon as
+        all of the demand is in slots or queued. Returns what is left to do of it."""
+        if not foreseen or not demand.all_begun:
+            return foreseen
+        row, room = self._rows[moe_index], self._ring(self.pool.usable(self.pool.region(moe_index)))
+        here = [expert for expert in foreseen if row[expert] >= 0]
+        absent = [expert for expert in foreseen if row[expert] < 0]
+        self._look_ahead(moe_index, here + absent[:room])
+        return ()
 
     def _ring(self, usable: int) -> int:
         # Half of a small pool is left to the hot experts of other layers.
@@ -496,9 +527,9 @@ class Experts:
         done = read.state is ReadState.DONE
         self._stats.failed_reads += not done
         if read.purpose == "ahead":
-            self._stats.decode.bytes_read += read.nbytes
-            self._stats.decode.mirror_hits += done and not read.nbytes
-            self._stats.ahead.bytes += read.nbytes
+            self._counted.bytes_read += read.nbytes
+            self._counted.mirror_hits += done and not read.nbytes
+            self._ahead.stats.bytes += read.nbytes
             return
         if read.purpose in DEMAND:
             stage = self._stats.read if read.purpose == "read" else self._stats.decode

@@ -1,13 +1,14 @@
-"""Look-ahead in decode: experts that the next layer's router names before its turn has come.
+"""Look-ahead: experts that the next layer's router names before its turn has come.
 
 While the experts of one layer compute, those that the next layer will probably want are read. The
-guess is the next layer's own router, applied to what this layer's router sees. A wrong guess costs
-a read and never changes a result. Lanes take these reads only when no demand is queued or in
-flight; a read that the layer then really wants is adopted by its demand, one that no lane has begun
-by then is called off.
+guess (foresight.py) is the next layer's own router, applied to what this layer's router sees. A
+wrong guess costs a read and never changes a result. In decode lanes take these reads only when no
+demand is queued or in flight. A prompt read wants most experts of the next layer anyway, so every
+lane that finds no demand queued goes on with them. A read that the layer then really wants is
+adopted by its demand, one that no lane has begun by then is called off.
 
 `LookAhead` keeps the books of such reads, for one layer at a time; `Switch` finds out whether they
-pay. All methods of `LookAhead` expect the lock of the I/O lanes to be held.
+pay in decode. All methods of `LookAhead` expect the lock of the I/O lanes to be held.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class LookAhead:
     """Reads for the layer to come."""
 
     def __init__(self, lanes: IoLanes, stats: AheadStats) -> None:
-        self._lanes, self._pool, self._stats = lanes, lanes.pool, stats
+        self._lanes, self._pool = lanes, lanes.pool
+        self.stats = stats
+        """Of the stage that the reads are made for."""
         self.reads: list[Read] = []
 
     def foresee(self, moe_index: int, experts: Iterable[int]) -> None:
@@ -49,30 +52,30 @@ class LookAhead:
             slot = pool.reserve(moe_index, expert)
             if slot is None:
                 return
-            self._stats.predicted += 1
+            self.stats.predicted += 1
             self.reads.append(self._lanes.look_ahead(moe_index, expert, slot))
 
-    def arrive(self, moe_index: int, routed: list[int]) -> None:
+    def arrive(self, moe_index: int, routed: list[int], *, purpose: str) -> None:
         """The router has chosen: what was guessed right is left to the demand, what nobody has
         begun and nobody wants is called off."""
         for read in self.reads:
             wanted = read.moe_index == moe_index and read.expert in routed
             if read.state is ReadState.QUEUED:
-                self._stats.called_off += 1
+                self.stats.called_off += 1
                 if wanted:
-                    self._lanes.hurry(read)
+                    self._lanes.hurry(read, purpose=purpose)
                 else:
                     self._lanes.cancel(read)
             elif wanted:
-                self._stats.used += 1
-                self._stats.late += read.state is not ReadState.DONE
+                self.stats.used += 1
+                self.stats.late += read.state is not ReadState.DONE
             else:
-                self._stats.wasted += 1
+                self.stats.wasted += 1
         self.reads.clear()
 
     def drop(self) -> None:
         """Nobody will ask for what was foreseen."""
-        self.arrive(-1, [])
+        self.arrive(-1, [], purpose="decode")
 
 
 class Switch:

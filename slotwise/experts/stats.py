@@ -37,10 +37,10 @@ class StageStats(_Counters):
 
 @dataclass
 class AheadStats(_Counters):
-    """Look-ahead in decode, in experts. Those begun are used, wasted, or still to be told."""
+    """Look-ahead of one stage, in experts. Those begun are used, wasted, or still to be told."""
 
     windows: int = 0
-    """Windows that looked ahead: the proof that it was engaged."""
+    """Windows, or in the prompt read layers, that looked ahead: the proof that it was engaged."""
     predicted: int = 0
     """Absent experts that were named for the next layer."""
     called_off: int = 0
@@ -50,7 +50,7 @@ class AheadStats(_Counters):
     """Used, but the engine had to wait for the rest of the read."""
     wasted: int = 0
     bytes: int = 0
-    """From the slow tier; part of the decode stage's."""
+    """From the slow tier; part of the stage's."""
 
 
 @dataclass
@@ -60,6 +60,8 @@ class Stats(_Counters):
     read: StageStats = field(default_factory=StageStats)
     decode: StageStats = field(default_factory=StageStats)
     ahead: AheadStats = field(default_factory=AheadStats)
+    """In decode."""
+    read_ahead: AheadStats = field(default_factory=AheadStats)
     warm_slots: int = 0
     warm_bytes: int = 0
     warm_ns: int = 0
@@ -82,4 +84,5 @@ class Stats(_Counters):
     def to_dict(self) -> dict[str, Any]:
         """Nested plain dict, nanoseconds and bytes as named."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        return plain | {stage: dict(vars(plain[stage])) for stage in ("read", "decode", "ahead")}
+        nested = ("read", "decode", "ahead", "read_ahead")
+        return plain | {stage: dict(vars(plain[stage])) for stage in nested}

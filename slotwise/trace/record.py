@@ -166,11 +166,11 @@ class ExpertCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class LookAhead:
-    """Experts read in decode because the next layer would probably want them. Those that were begun
-    are used or wasted, but for a read that failed."""
+    """Experts read because the next layer would probably want them, in decode or in the prompt
+    read. Those that were begun are used or wasted, but for a read that failed."""
 
     windows: int = field(metadata=measured())
-    """Windows that looked ahead: the counter that proves it was engaged."""
+    """Windows, or layers of the prompt read, that looked ahead: it was engaged."""
     predicted: int = field(metadata=measured())
     """Absent experts that were named for the next layer."""
     called_off: int = field(metadata=measured())
@@ -180,7 +180,7 @@ class LookAhead:
     """Of those used, what the request had to wait for still. They count as misses."""
     wasted: int = field(metadata=measured())
     bytes: int = field(metadata=measured())
-    """Read from the store; part of `decode_experts.bytes`."""
+    """Read from the store; part of `decode_experts.bytes` or `prefill_experts.bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +229,9 @@ class RequestRecord(Record):
     refill_experts: ExpertCounts = ExpertCounts()
     decode_experts: ExpertCounts = ExpertCounts()
     lookahead: LookAhead | None = field(default=None, metadata=optional("no window looked ahead"))
+    read_ahead: LookAhead | None = field(
+        default=None, metadata=optional("no layer of the prompt read looked ahead")
+    )
     lanes: Mapping[str, LaneTotal] = field(default_factory=dict)
     """Overlapped work between the ledger's start and its end; never part of its sum."""
     lanes_complete: bool = True

@@ -96,13 +96,16 @@ def test_any_read_of_a_request_may_fail(
     read of the prompt until then is kept."""
     stages = set()
     with faulty_engine(model, slots=1, refill="lazy", io_lanes=io_lanes) as (engine, store):
-        for n in range(0, 400, 7):
+        for n in range(0, 400, 2):
             engine.read_only(OTHER)
             engine.loaded.state.reuse([-1])
-            setattr(store, kind, FailsAt(n))
+            fails = FailsAt(n)
+            setattr(store, kind, fails)
             try:
                 assert generate(engine, n=N) == answer
-                break
+                if fails.left >= 0:
+                    break
+                continue  # a read ahead failed, which nobody waited for
             except StoreError as error:
                 check_failed(engine, error, words)
             tokens = record_of(engine).tokens
@@ -138,7 +141,10 @@ def test_a_refill_that_fails_harms_no_request(model: Small, refill: str, tmp_pat
     with open_engine(model, chunk=100, slots=48) as engine:
         expected = generate(engine, prompt, 3)
     path = tmp_path / "t.jsonl"
-    with faulty_engine(model, chunk=100, slots=48, refill=refill, trace=path) as (engine, store):
+    with faulty_engine(model, chunk=100, slots=48, refill=refill, lookahead="off", trace=path) as (
+        engine,
+        store,
+    ):
         experts = engine.loaded.experts
         assert experts is not None
         if refill == "deferred":

@@ -208,3 +208,45 @@ def test_a_read_that_fails_is_raised_where_the_rest_is_waited_for() -> None:
             b.experts.complete()
         b.store.broken.clear()
         place(b, 0, 3, 0)
+
+
+def stream(b: Bench, layer: int, *experts: int, foreseen: tuple[int, ...] = ()) -> None:
+    for wave, slots in b.experts.stream(layer, ids(*experts), foreseen):
+        b.check(layer, wave, slots)
+
+
+def test_a_prompt_read_reads_ahead_beside_its_demand() -> None:
+    with bench(slots=12, io_lanes=2) as b:
+        b.experts.stage = "read"
+        with b.store.held():
+            b.store.hold_only((0, 1))
+            waves = b.experts.stream(0, ids(0, 1), (3, 4))
+            b.check(0, *next(waves))
+            b.store.wait_begun(4)  # while expert 1 is still being read
+        for wave, slots in waves:
+            b.check(0, wave, slots)
+        b.quiet()
+        assert b.resident(1) == {3, 4}
+        stream(b, 1, 3, 4, 5)
+        found = b.experts.snapshot()
+        assert (found.read_ahead.used, found.read_ahead.wasted) == (2, 0)
+        assert found.read_ahead.bytes == 2 * PAGE
+        assert found.read.bytes_read == 5 * PAGE
+        assert (found.read.misses, found.read.hits) == (3, 2)
+        assert found.ahead == AheadStats()
+
+
+def test_what_a_read_foresaw_is_forgotten_when_decode_begins() -> None:
+    with bench(io_lanes=1) as b:
+        b.experts.stage = "read"
+        with b.store.held():
+            b.store.hold_only((1, 3))
+            waves = b.experts.stream(0, ids(0), (3, 4))
+            next(waves)
+            b.store.wait_begun(2)  # expert 3 of the next layer; 4 is queued
+            waves.close()
+            b.experts.stage = "decode"
+        b.quiet()
+        found = b.experts.snapshot().read_ahead
+        assert (found.predicted, found.called_off, found.wasted) == (2, 1, 1)
+        b.experts.check_conservation()
