@@ -90,7 +90,7 @@ class Forecaster:
         if not read.tokens:
             return
         if self._cold and len(self._seen) == NEWEST:
-            self._cold = False  # the first request also touched all memory for the first time
+            self._cold = False  # the first request also met experts that had never been checked
             self._seen.popleft()
         reading = [n for n in ledger.phases if n.startswith("read.") and n != WAIT]
         self._seen.append(

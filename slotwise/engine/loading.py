@@ -221,9 +221,6 @@ def load(
             drawing.architecture.hyper, context=settings.context, kv_type=settings.kv_type
         )
         stack.callback(state_buffer.close)
-        window_buffer = Buffer(plan.windows)
-        window_buffer.touch()
-        stack.callback(window_buffer.close)
         store = experts = arena = None
         if drawing.layout is not None:
             arena = Buffer(plan.arena)
@@ -238,13 +235,7 @@ def load(
         crew = Crew(settings.gemm.threads) if settings.gemm else None
         if crew is not None:
             stack.callback(crew.close)
-        windows = Windows(
-            network,
-            context=settings.context,
-            memory=window_buffer,
-            extents=[(0, window_buffer.size)],
-        )
-        windows.warm_up(backend)
+        windows = _open_windows(network, backend, plan, settings, stack)
         return Loaded(
             drawing,
             settings,
@@ -259,6 +250,21 @@ def load(
             crew,
             stack.pop_all(),
         )
+
+
+def _open_windows(
+    network: Network,
+    backend: Backend,
+    plan: MemoryPlan,
+    settings: EngineSettings,
+    stack: ExitStack,
+) -> Windows:
+    buffer = Buffer(plan.windows)
+    stack.callback(buffer.close)
+    buffer.touch()
+    windows = Windows(network, context=settings.context, memory=buffer, extents=[(0, buffer.size)])
+    windows.warm_up(backend)
+    return windows
 
 
 def _open_store(

@@ -81,7 +81,6 @@ class Experts:
         """Notes them one by one while it is set."""
         self._rows = list(self.pool.table)
         self._bases = np.arange(len(self._rows), dtype=np.int32)[:, None] * self.layout.n_experts
-        self._pinned: list[tuple[int, Slots]] = []
         self._incomplete: tuple[int, Slots, Slots, list[Read]]
         self._forgotten = np.zeros(self.pool.table.size, bool)
         self._refilled = np.zeros(self.pool.table.size, bool)
@@ -128,32 +127,6 @@ class Experts:
 
     # -- having experts in slots
 
-    def require(self, moe_index: int, experts: Slots) -> Slots:
-        """Slots of distinct experts, all resident and pinned until `release`.
-
-        Waits for those that are missing. Up to as many experts as the class has slots in use.
-        Raises StoreError when one cannot be read (nothing stays pinned by this call then) and
-        PoolError when the class cannot hold them all.
-        """
-        slots = self.require_routed(moe_index, experts)
-        region = self.pool.region(moe_index)
-        self.pool.pin(region, slots)
-        self._pinned.append((region.index, slots))
-        return slots
-
-    def release(self) -> None:
-        """Lets go of everything `require` has pinned."""
-        for class_index, slots in self._pinned:
-            self.pool.unpin(self.pool.regions[class_index], slots)
-        self._pinned.clear()
-
-    def require_routed(self, moe_index: int, routed: Slots) -> Slots:
-        """As `place` and `complete`, with the slots in an array of their own."""
-        slots = np.empty(routed.size, np.int32)
-        if not self.place(moe_index, routed, slots):
-            self.complete()
-        return slots
-
     def place(
         self, moe_index: int, routed: Slots, slots: Slots, foreseen: Sequence[int] = ()
     ) -> bool:
@@ -162,7 +135,10 @@ class Experts:
 
         `foreseen` are experts that the next layer will probably want, the likeliest first: what is
         missing of them is read meanwhile. Nothing is pinned: only this thread evicts, so the slots
-        stay right until its next `place`, `require*`, `stream` or `lend`. Errors as in `require`.
+        stay right until its next `place`, `stream` or `lend`.
+
+        Raises PoolError when the class cannot hold them all at once, StoreError when one cannot be
+        read (here or in `complete`).
         """
         self._rows[moe_index].take(routed, out=slots, mode="clip")
         absent = -1 in slots.tolist()
@@ -208,7 +184,7 @@ class Experts:
     def _begin(self, moe_index: int, missing: list[int]) -> list[Read] | None:
         """The reads of the missing experts; None where not all get a slot at once."""
         lanes, pool, region = self._lanes, self.pool, self.pool.region(moe_index)
-        if not pool.has_room(region, len(missing), pinned=self._most_pinned()):
+        if not pool.has_room(region, len(missing), pinned=self.layout.n_experts):
             return None
         reads = []
         for expert in missing:
@@ -223,10 +199,6 @@ class Experts:
                 lanes.hurry(read, purpose=self._stage)
             reads.append(read)
         return reads
-
-    def _most_pinned(self) -> int:
-        """No fewer than the slots that are pinned: those of this call, and what `require` holds."""
-        return self.layout.n_experts + sum(slots.size for _, slots in self._pinned)
 
     def _wait_for(self, reads: list[Read]) -> None:
         start = perf_counter_ns()
@@ -293,8 +265,7 @@ class Experts:
         next layer will want, the surest first: they are read when nothing of this layer is left to
         begin. A wave stays pinned until the next
         one is asked for or the generator is closed, which may happen at any time. What was read
-        stays resident, as far as the policy finds nothing colder to put out. Errors as in
-        `require`.
+        stays resident, as far as the policy finds nothing colder to put out. Errors as in `place`.
         """
         pool, region = self.pool, self.pool.region(moe_index)
         with self._lanes.lock:

@@ -154,7 +154,7 @@ def _share_claim(shares: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, A
         said = []
         for name, pointer in _share_claim_parts(index).items():
             value = _at(share, pointer.split("/", 3)[3])
-            number = {"value": round(value, 1), "unit": "ms", "how": "measured",
+            number = {"value": round(value, 1) + 0.0, "unit": "ms", "how": "measured",
                       "evidence": EVIDENCE, "pointer": pointer}  # fmt: skip
             numbers.append(number)
             said.append(f"{name} {number['value']} ms")

@@ -131,6 +131,14 @@ class FakeStore:
             assert self._moment.wait_for(lambda: len(self.begun) >= n, timeout=20)
 
 
+def slots_of(experts: Experts, moe_index: int, routed: np.ndarray) -> np.ndarray:
+    """Has them all in slots, as a decode window does."""
+    slots = np.empty(routed.size, np.int32)
+    if not experts.place(moe_index, routed, slots):
+        experts.complete()
+    return slots
+
+
 class Bench:
     """An `Experts` over the fakes, which checks what it hands out."""
 
@@ -138,6 +146,7 @@ class Bench:
         self.layout, self.store = layout, FakeStore(layout)
         self.arena = FakeArena(region_offsets(layout, slots)[-1])
         self.experts = Experts(self.store, self.arena, slots=slots, **settings)
+        self._held: list[tuple[int, np.ndarray]] = []
 
     def __enter__(self) -> Bench:
         return self
@@ -161,14 +170,22 @@ class Bench:
         self.experts.check_conservation()
 
     def require(self, moe_index: int, *experts: int) -> np.ndarray:
-        slots = self.experts.require(moe_index, ids(*experts))
+        """Has them in slots and pins them until `release`."""
+        slots = slots_of(self.experts, moe_index, ids(*experts))
         self.check(moe_index, ids(*experts), slots)
+        self.experts.pool.pin(self.experts.pool.region(moe_index), slots)
+        self._held.append((moe_index, slots))
         return slots
+
+    def release(self) -> None:
+        for moe_index, slots in self._held:
+            self.experts.pool.unpin(self.experts.pool.region(moe_index), slots)
+        self._held.clear()
 
     def have(self, moe_index: int, *experts: int) -> None:
         """Makes them resident and lets go of them."""
         self.require(moe_index, *experts)
-        self.experts.release()
+        self.release()
 
     def resident(self, moe_index: int) -> set[int]:
         return set(np.flatnonzero(self.experts.pool.table[moe_index] >= 0).tolist())

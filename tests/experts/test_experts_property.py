@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from experts.fakes import PAGE, Bench, make_layout
+from experts.fakes import PAGE, Bench, make_layout, slots_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,14 +51,13 @@ class Play:
 
     def _require(self, moe_index: int, experts: list[int]) -> None:
         self._release()
-        ids = np.array(experts, np.int32)
-        slots = self.b.experts.require(moe_index, ids)
-        self.held.append((moe_index, ids, slots))
+        slots = self.b.require(moe_index, *experts)
+        self.held.append((moe_index, np.array(experts, np.int32), slots))
 
     def _routed(self, moe_index: int, routed: list[int]) -> None:
         self._release()
         ids = np.array(routed, np.int32)
-        self.b.check(moe_index, ids, self.b.experts.require_routed(moe_index, ids))
+        self.b.check(moe_index, ids, slots_of(self.b.experts, moe_index, ids))
 
     def _stream(self, moe_index: int, experts: set[int], stop_after: int) -> None:
         self._release()
@@ -77,7 +76,7 @@ class Play:
         self.b.experts.touch(moe_index, np.array(experts, np.int32))
 
     def _release(self) -> None:
-        self.b.experts.release()
+        self.b.release()
         self.held.clear()
 
     def _lend(self, pages: int) -> None:

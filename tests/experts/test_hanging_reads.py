@@ -6,7 +6,7 @@ import threading
 from time import monotonic
 
 import pytest
-from experts.fakes import Bench, ids, make_layout, wait_until
+from experts.fakes import Bench, ids, make_layout, slots_of, wait_until
 
 from slotwise.errors import StoreError
 
@@ -28,7 +28,7 @@ def relax(b: Bench) -> None:
 def test_whoever_waits_for_it_gets_an_error() -> None:
     with bench() as b, b.store.held():
         with pytest.raises(StoreError, match=HANGS) as caught:
-            b.experts.require(0, ids(3))
+            slots_of(b.experts, 0, ids(3))
         assert caught.value.offset == 3 * 4096
         assert "disk" in caught.value.next_step
         assert b.experts.snapshot().failed_reads == 1
@@ -40,7 +40,7 @@ def test_others_are_served_by_a_lane_that_takes_over() -> None:
         b.have(1, 0)
         with b.store.held():
             with pytest.raises(StoreError):
-                b.experts.require(0, ids(3))
+                slots_of(b.experts, 0, ids(3))
             b.store.hold_only((0, 3))
             relax(b)
             b.have(0, 4)
@@ -50,12 +50,12 @@ def test_others_are_served_by_a_lane_that_takes_over() -> None:
 def test_asking_for_it_again_fails_at_once() -> None:
     with bench(limit=0.3) as b, b.store.held():
         with pytest.raises(StoreError):
-            b.experts.require(0, ids(3))
+            slots_of(b.experts, 0, ids(3))
         b.store.hold_only((0, 3))
         begun = len(b.store.begun)
         for _ in range(3):
             with pytest.raises(StoreError, match="has not returned"):
-                b.experts.require(0, ids(3, 4))
+                slots_of(b.experts, 0, ids(3, 4))
         with pytest.raises(StoreError, match="has not returned"):
             list(b.experts.stream(0, ids(3, 5)))
         assert (0, 3) not in b.store.begun[begun:]
@@ -67,7 +67,7 @@ def test_its_slot_is_not_lent_while_the_system_may_write_into_it() -> None:
     with bench() as b:
         with b.store.held():
             with pytest.raises(StoreError):
-                b.experts.require(0, ids(3))
+                slots_of(b.experts, 0, ids(3))
             with pytest.raises(StoreError, match="has not returned"):
                 b.experts.lend(4096)
         wait_until(lambda: not b.experts._lanes._reads)
@@ -92,11 +92,11 @@ def test_when_every_lane_hangs_nobody_waits_any_more() -> None:
     with bench(lanes=2, slots=16) as b, b.store.held():
         for expert in range(4):
             with pytest.raises(StoreError):
-                b.experts.require(0, ids(expert))
+                slots_of(b.experts, 0, ids(expert))
         assert len(b.experts._lanes._threads) == 4
         begin = monotonic()
         with pytest.raises(StoreError, match="byte 0: a read"):
-            b.experts.require(0, ids(9))
+            slots_of(b.experts, 0, ids(9))
         assert monotonic() - begin < 10
         assert (0, 9) not in b.store.begun
 
@@ -130,7 +130,7 @@ def test_a_caller_that_gives_up_does_not_wait_for_the_read() -> None:
 
         b.experts.watch(check)
         with pytest.raises(Stop):
-            b.experts.require(0, ids(3))
+            slots_of(b.experts, 0, ids(3))
         b.experts.watch(None)
         b.store.let_all()
         b.have(0, 3)  # the read goes on, and is not begun again
@@ -148,5 +148,5 @@ def test_a_slow_store_is_waited_for() -> None:
 def test_an_expert_is_let_go_of_when_its_wait_was_given_up() -> None:
     with bench() as b, b.store.held():
         with pytest.raises(StoreError):
-            b.experts.require(0, ids(3))
+            slots_of(b.experts, 0, ids(3))
         assert not b.experts.pool.region(0).pins.any()

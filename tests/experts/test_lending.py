@@ -150,7 +150,7 @@ def test_pinned_slots_and_a_second_loan_are_the_callers_bug() -> None:
         b.require(0, 1)
         with pytest.raises(PoolError, match="1 slots pinned"):
             b.experts.lend(PAGE)
-        b.experts.release()
+        b.release()
         loan = b.experts.lend(PAGE)
         with pytest.raises(PoolError, match="1 lent"):
             b.experts.lend(PAGE)

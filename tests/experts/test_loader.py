@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experts.fakes import PAGE, Bench, FakeArena, FakeStore, ids, make_layout, wait_until
+from experts.fakes import PAGE, Bench, FakeArena, FakeStore, ids, make_layout, slots_of, wait_until
 
 from slotwise.errors import SlotwiseError, StoreError, UsageError
 from slotwise.experts import Experts, PoolError, Profile, ProfileRecorder
@@ -31,7 +31,7 @@ def test_require_brings_experts_in_and_a_second_time_reads_nothing() -> None:
     with bench() as b:
         first = b.require(0, 3, 5, 1)
         assert len(set(first.tolist())) == 3
-        b.experts.release()
+        b.release()
         assert b.require(0, 5, 3).tolist() == [first[1], first[0]]
         assert len(b.store.begun) == 3
         stats = b.experts.snapshot().decode
@@ -42,11 +42,11 @@ def test_require_brings_experts_in_and_a_second_time_reads_nothing() -> None:
 def test_require_as_many_as_there_are_slots_and_one_more_is_the_callers_bug() -> None:
     with bench(5, io_lanes=2) as b:
         b.require(0, 0, 1, 2, 3, 4)
-        b.experts.release()
+        b.release()
         b.require(1, 3, 4, 5, 6, 7)
-        b.experts.release()
+        b.release()
         with pytest.raises(PoolError, match="needs 6 more experts at once, but 5 of the 5 slots"):
-            b.experts.require(0, ids(0, 1, 2, 3, 4, 5))
+            slots_of(b.experts, 0, ids(0, 1, 2, 3, 4, 5))
         assert b.resident(1) == {3, 4, 5, 6, 7}
         b.experts.check_conservation()
 
@@ -55,11 +55,11 @@ def test_pinned_experts_stay_until_they_are_released() -> None:
     with bench(4) as b:
         held = b.require(0, 0, 1)
         for expert in range(2, 8):
-            b.experts.require_routed(0, ids(expert))
+            slots_of(b.experts, 0, ids(expert))
             b.check(0, ids(0, 1), held)
         with pytest.raises(PoolError, match="needs 3 more experts at once, but 2 of the 4"):
-            b.experts.require(0, ids(2, 3, 4))
-        b.experts.release()
+            slots_of(b.experts, 0, ids(2, 3, 4))
+        b.release()
         b.require(0, 2, 3, 4)
 
 
@@ -67,16 +67,16 @@ def test_a_pinned_expert_asked_for_again_needs_no_slot() -> None:
     with bench(4) as b:
         b.require(0, 0, 1)
         b.require(0, 0, 1, 2, 3)
-        b.experts.release()
+        b.release()
         assert not b.experts.pool.regions[0].pins.any()
 
 
 def test_routed_experts_may_repeat_and_stay_unpinned() -> None:
     with bench() as b:
         routed = ids(2, 5, 2, 2, 5, 0)
-        slots = b.experts.require_routed(1, routed)
+        slots = slots_of(b.experts, 1, routed)
         b.check(1, routed, slots)
-        assert b.experts.require_routed(1, routed).tolist() == slots.tolist()
+        assert slots_of(b.experts, 1, routed).tolist() == slots.tolist()
         assert not b.experts.pool.regions[0].pins.any()
         stats = b.experts.snapshot().decode
         assert (stats.misses, stats.hits) == (3, 3 + 6)
@@ -112,7 +112,7 @@ def test_a_failed_read_reaches_the_caller_and_the_next_request_tries_again() -> 
     with bench() as b:
         b.store.broken = {(0, 4)}
         with pytest.raises(StoreError, match=r"experts.bin at byte 16,384: short read"):
-            b.experts.require(0, ids(1, 4, 2))
+            slots_of(b.experts, 0, ids(1, 4, 2))
         b.quiet()
         assert 4 not in b.resident(0)
         assert not b.experts.pool.regions[0].pins.any()
@@ -126,7 +126,7 @@ def test_after_a_failure_reads_nobody_waits_for_are_called_off() -> None:
         b.store.broken = {(0, 0)}
         failed: list[BaseException] = []
         asked = threading.Thread(
-            target=_swallow, args=(lambda: b.experts.require(0, ids(0, 1, 2, 3)), failed)
+            target=_swallow, args=(lambda: slots_of(b.experts, 0, ids(0, 1, 2, 3)), failed)
         )
         asked.start()
         b.store.wait_begun(1)
@@ -145,7 +145,7 @@ def test_a_lane_that_dies_is_an_error_and_not_a_wait_without_end() -> None:
 
     def ask(experts: Experts) -> None:
         for expert in range(3):
-            experts.require(0, ids(expert))
+            slots_of(experts, 0, ids(expert))
 
     with bench(io_lanes=1, on_event=raises) as b:
         with pytest.raises(SlotwiseError, match="an I/O lane stopped: ZeroDivisionError"):
@@ -161,7 +161,7 @@ def test_any_exception_of_a_store_reaches_the_caller() -> None:
     experts = Experts(Odd(LAYOUT), FakeArena(6 * PAGE), slots=(6,))
     for _ in range(8):
         with pytest.raises(MemoryError):
-            experts.require(0, ids(0))
+            slots_of(experts, 0, ids(0))
     experts.check_conservation()
     experts.close()
 
@@ -376,13 +376,13 @@ def test_demand_overtakes_the_refill() -> None:
         with b.store.held():
             b.experts.refill()
             b.store.wait_begun(1)
-            asked = threading.Thread(target=b.experts.require, args=(0, ids(3, 4)))
+            asked = threading.Thread(target=slots_of, args=(b.experts, 0, ids(3, 4)))
             asked.start()
             b.wait_queued(2)
             b.store.let_all()
             asked.join()
         assert b.store.begun[1:3] == [(0, 3), (0, 4)]
-        b.experts.release()
+        b.release()
         b.quiet()
         assert b.experts.pool.counts(0).resident == 6
 
@@ -407,7 +407,7 @@ def test_demand_for_an_expert_the_refill_has_planned_is_read_at_once() -> None:
             b.store.wait_begun(1)
             first = b.store.begun[0][1]
             last = next(e for e in (5, 4) if e != first)
-            asked = threading.Thread(target=b.experts.require, args=(1, ids(last)))
+            asked = threading.Thread(target=slots_of, args=(b.experts, 1, ids(last)))
             asked.start()
             b.wait_queued(1)
             b.store.let(1)
@@ -461,7 +461,7 @@ def test_a_deferred_refill_takes_one_lane_and_only_while_no_demand_is_read() -> 
         b.experts.refill()
         b.store.wait_begun(1)
         assert not b.spare_lane_has_work()
-        asked = threading.Thread(target=b.experts.require, args=(0, ids(7)))
+        asked = threading.Thread(target=slots_of, args=(b.experts, 0, ids(7)))
         asked.start()
         b.store.wait_begun(2)
         b.experts._refill._in_flight -= 1  # as if its read were done
@@ -469,7 +469,7 @@ def test_a_deferred_refill_takes_one_lane_and_only_while_no_demand_is_read() -> 
         b.experts._refill._in_flight += 1
         b.store.let_all()
         asked.join()
-        b.experts.release()
+        b.release()
 
 
 def test_a_blocking_refill_takes_all_lanes() -> None:
@@ -591,7 +591,7 @@ def test_asking_after_close_is_an_error() -> None:
     b = bench()
     b.experts.close()
     with pytest.raises(PoolError, match="after close"):
-        b.experts.require(0, ids(1))
+        slots_of(b.experts, 0, ids(1))
     b.experts.check_conservation()
 
 

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from experts.fakes import PAGE, FakeArena, FakeStore, ids, make_layout, wait_until
+from experts.fakes import PAGE, FakeArena, FakeStore, ids, make_layout, slots_of, wait_until
 
 from slotwise.errors import StoreError
 from slotwise.experts import Experts
@@ -131,8 +131,7 @@ def test_experts_over_a_mirror() -> None:
     begun = len(below.begun)
     for moe_index in range(3):
         for expert in range(8):
-            (slot,) = experts.require(moe_index, ids(expert)).tolist()
-            experts.release()
+            (slot,) = slots_of(experts, moe_index, ids(expert)).tolist()
             at = experts.pool.slot_offset(LAYOUT.class_of[moe_index], slot)
             nbytes = LAYOUT.slot_class(moe_index).slot_bytes
             assert with_arena.bytes[at : at + nbytes].tobytes() == right(moe_index, expert)

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from experts.fakes import PAGE, Bench, ids, make_layout
+from experts.fakes import PAGE, Bench, ids, make_layout, slots_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +52,7 @@ def test_windows_miss_what_the_engine_misses(steps: list[list[list[int]]], polic
     with Bench(LAYOUT, slots=slots, policy=policy) as b:
         for step in routing.steps:
             for call in step.calls:
-                b.experts.require_routed(call.moe_index, call.experts)
+                slots_of(b.experts, call.moe_index, call.experts)
             routed = np.stack([call.experts for call in step.calls])
             b.experts.window_done(routed, 1, looked_ahead=False)
         b.quiet()

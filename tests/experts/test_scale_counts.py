@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experts.fakes import Bench, ids, make_layout
+from experts.fakes import Bench, ids, make_layout, slots_of
 
 from slotwise.experts.policy import make_policy
 from slotwise.experts.pool import Pool
@@ -72,8 +72,8 @@ def calls_of_resident_layers(size: tuple[int, int]) -> float:
     with Bench(layout, slots=(USED * size[0] + 8,)) as b:
         routed = np.tile(ids(*range(USED)), (size[0], 1))
         for layer in range(size[0]):
-            b.experts.require(layer, routed[layer])
-            b.experts.release()
+            slots_of(b.experts, layer, routed[layer])
+            b.release()
         out = np.empty(USED, np.int32)
         with counted() as calls:
             for layer, chosen in enumerate(routed):
