@@ -6,9 +6,10 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from browser import chromium, opened
+from browser import opened
 from ladder.driving import a_b, run, with_mode
 from ladder.small_server import PROMPT_MS_PER_TOKEN, SmallServer
 from rich.console import Console
@@ -22,6 +23,9 @@ from slotwise.ladder.page import page
 from slotwise.ladder.report import LadderReport, ladder_report
 from slotwise.ladder.schema import ladder_schema
 from slotwise.ladder.story import findings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 SIZES = (60, 120, 300)
 
@@ -149,14 +153,11 @@ def test_the_page_is_whole_and_holds_no_other_host(compared: tuple[Path, LadderR
 
 @pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (1100, "dark"), (390, "light")])
 def test_the_page_in_a_browser(
-    compared: tuple[Path, LadderReport], tmp_path: Path, width: int, scheme: str
+    compared: tuple[Path, LadderReport], browser: Browser, tmp_path: Path, width: int, scheme: str
 ) -> None:
     file = tmp_path / "run.html"
     file.write_text(page(compared[1]), encoding="utf-8")
-    with (
-        chromium() as browser,
-        opened(browser, file.as_uri(), width=width, scheme=scheme) as shown_page,
-    ):
+    with opened(browser, file.as_uri(), width=width, scheme=scheme) as shown_page:
         assert shown_page.evaluate("document.documentElement.scrollWidth") <= width
         assert shown_page.locator("details[open] svg.row").count() > 3  # no shares: to be seen
         heights = "[...document.querySelectorAll('svg.row')].map(e => e.clientHeight)"

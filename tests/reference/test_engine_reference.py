@@ -99,6 +99,13 @@ def test_token_by_token(
     check(tiny(name), engines(name, few_slots), few_slots, one_by_one=True)
 
 
+def processor_flags() -> list[str]:
+    """What Linux on x86 says this processor can do; nothing elsewhere."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    return next((line.split() for line in lines if line.startswith("flags")), [])
+
+
 # Percent: llama.cpp's median error with the experts of the tiny qwen3moe in that type.
 LLAMA_CPP_ERROR = {
     "F16": 0.06,
@@ -129,6 +136,9 @@ LLAMA_CPP_ERROR = {
     "TQ1_0": 3.43,
     "TQ2_0": 3.43,
 }
+# The pinned ggml (0.15.3), compiled for a processor with AVX512-FP16, adds products of F16 in F16,
+# where llama.cpp b11549 adds in F32. Percent, this engine's own median on such a processor.
+ADDED_IN_F16 = {"F16": 0.21, "half": 0.52} if "avx512_fp16" in processor_flags() else {}
 # Whole files as they are published: types differ between tensors, and between layers of experts.
 MIXED: dict[str, tuple[TypeOf, float]] = {
     "k-m": (
@@ -179,26 +189,27 @@ MIXED: dict[str, tuple[TypeOf, float]] = {
 }
 
 
-def check_median_error(model: TinyModel, llama_cpp_error: float) -> None:
+def check_median_error(model: TinyModel, usual_error: float) -> None:
     expected = model.torch_logits(TOKENS)
     for gemm_rows, one_by_one in ((NEVER, False), (NEVER, True), (ALWAYS, False)):
         with open_engine(model, few_slots=True, gemm_rows=gemm_rows) as engine:
             found = engine.logits(TOKENS, one_by_one=one_by_one)
         error = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
-        limit = 1.5 * llama_cpp_error
+        limit = 1.5 * usual_error
         assert 100 * np.median(error) < limit, f"{gemm_rows=}, {one_by_one=}"
 
 
 @pytest.mark.parametrize("type_name", LLAMA_CPP_ERROR)
 def test_experts_in_every_type(type_name: str, tmp_path: Path) -> None:
     model = build("qwen3moe", tmp_path, type_of=experts_in(type_name), label=type_name)
-    check_median_error(model, LLAMA_CPP_ERROR[type_name])
+    check_median_error(model, ADDED_IN_F16.get(type_name, LLAMA_CPP_ERROR[type_name]))
 
 
 @pytest.mark.parametrize("mix", MIXED)
 def test_files_of_mixed_types(mix: str, tmp_path: Path) -> None:
     type_of, llama_cpp_error = MIXED[mix]
-    check_median_error(build("qwen3moe", tmp_path, type_of=type_of, label=mix), llama_cpp_error)
+    model = build("qwen3moe", tmp_path, type_of=type_of, label=mix)
+    check_median_error(model, ADDED_IN_F16.get(mix, llama_cpp_error))
 
 
 def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
