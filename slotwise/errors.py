@@ -33,6 +33,17 @@ class UsageError(SlotwiseError):
     exit_code = 2
 
 
+class PromptTooLong(UsageError):
+    """A prompt has no room in the context."""
+
+    def __init__(self, tokens: str, context: int) -> None:
+        super().__init__(
+            f"the prompt has {tokens} tokens, the context holds {context:,} and at least one must "
+            "be left for the answer",
+            next_step="Give a larger --context or a shorter prompt.",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One reason to refuse (or to warn): what, where, what was expected, what to do."""

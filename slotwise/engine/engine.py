@@ -24,7 +24,7 @@ from slotwise.engine.request import Extras, Request, Step
 from slotwise.engine.sampling import Sampler, Sampling
 from slotwise.engine.settings import EngineSettings
 from slotwise.engine.tracing import Tracing, pool_fill
-from slotwise.errors import UsageError
+from slotwise.errors import PromptTooLong, UsageError
 from slotwise.trace.ledger import CLOCK, Ledger, LedgerRecord
 from slotwise.trace.record import RequestRecord
 from slotwise.weights.shards import ModelFile, open_model
@@ -144,11 +144,7 @@ class Engine:
         if not prompt:
             raise UsageError("the prompt is empty", next_step="Give at least one token.")
         if len(prompt) >= context:
-            raise UsageError(
-                f"the prompt has {len(prompt):,} tokens, the context holds {context:,} "
-                "and at least one must be left for the answer",
-                next_step="Give a larger --context or a shorter prompt.",
-            )
+            raise PromptTooLong(f"{len(prompt):,}", context)
         worst = max(prompt, key=lambda token: max(token, n_vocab - 1 - token))
         if not 0 <= worst < n_vocab:
             raise UsageError(f"token id {worst}, expected 0 to {n_vocab - 1}")

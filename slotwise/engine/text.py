@@ -16,7 +16,7 @@ from typing import Any
 from slotwise.engine.engine import Engine
 from slotwise.engine.prompt import Cancelled
 from slotwise.engine.sampling import Sampling
-from slotwise.errors import UsageError
+from slotwise.errors import PromptTooLong, UsageError
 from slotwise.trace.ledger import Ledger
 from slotwise.trace.record import RequestRecord
 from slotwise.weights.chat import ChatTemplate
@@ -96,15 +96,23 @@ class Answerer:
             with opened[1].phase("template"):
                 text = template.render(messages, **values)
             with opened[1].phase("tokenize"):
-                tokens = self.tokenizer.encode(text, special=True, add_bos=False)
+                tokens = self._encode(text, add_bos=False)
         return Prompt(opened, tokens)
 
     def open_text(self, text: str | Sequence[int], *, start_ns: int | None = None) -> Prompt:
         """The same for text, or tokens, to be continued."""
         with self._opening(start_ns) as opened, opened[1].phase("tokenize"):
             if isinstance(text, str):
-                return Prompt(opened, self.tokenizer.encode(text, special=True))
+                return Prompt(opened, self._encode(text))
         return Prompt(opened, list(text))
+
+    def _encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """Tokens, but for a text that is too long however it is cut: cutting megabytes takes
+        many seconds."""
+        least, context = self.tokenizer.least_tokens(text), self.engine.loaded.settings.context
+        if least >= context:
+            raise PromptTooLong(f"at least {least:,}", context)
+        return self.tokenizer.encode(text, special=True, add_bos=add_bos)
 
     @contextmanager
     def _opening(self, start_ns: int | None) -> Iterator[tuple[str, Ledger]]:

@@ -190,10 +190,7 @@ class Desk:
         except Exception as error:
             name, ledger = prompt.opened
             answerer.engine.withdraw(name, ledger.close("failed"), error=type(error).__name__)
-            fault = from_exception(error)
-            if len(prompt.tokens) >= answerer.engine.loaded.settings.context:
-                fault.code, fault.param = "context_length_exceeded", "messages"
-            raise fault from error
+            raise from_exception(error) from error
 
     # -- the engine's thread -----------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slotwise.errors import Refused, SlotwiseError, StoreError, UsageError
+from slotwise.errors import PromptTooLong, Refused, SlotwiseError, StoreError, UsageError
 
 
 class ApiError(Exception):
@@ -57,7 +57,10 @@ def from_exception(error: BaseException) -> ApiError:
         step = f". {error.next_step}" if error.next_step else ""
         theirs = isinstance(error, UsageError | Refused) or "chat template" in str(error)
         code = "invalid_request" if theirs else "engine_error"
-        return ApiError(400 if theirs else 500, f"{error}{step}", code=code)
+        fault = ApiError(400 if theirs else 500, f"{error}{step}", code=code)
+        if isinstance(error, PromptTooLong):
+            fault.code, fault.param = "context_length_exceeded", "messages"
+        return fault
     if isinstance(error, MemoryError):
         return ApiError(500, "out of memory", code="out_of_memory")
     kind = type(error).__name__

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from slotwise.errors import Finding, Refused, UsageError
@@ -104,6 +104,15 @@ class Tokenizer:
         if not self._spelled:
             return ids
         return [i for token in ids for i in self._spelled.get(token, (token,))]
+
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens than this stand for `text`; takes no time."""
+        return len(text) // self._longest if self._tokens else 0
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token, or more: a letter of a byte-level token counts as UTF-8."""
+        return max((len(token.encode()) for token in self._tokens), default=0) or 1
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """The text of `tokens`, all at once; `special` prints control tokens too."""

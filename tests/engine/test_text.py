@@ -11,7 +11,7 @@ from engine.rig import Small, check_idle, record_of
 from engine.talk import SECRET, answerer, options, user
 
 from slotwise.engine.text import Answerer
-from slotwise.errors import Refused, UsageError
+from slotwise.errors import PromptTooLong, Refused, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,20 @@ def test_an_empty_prompt(talker: Answerer) -> None:
         "".join(talker.continue_text("", options()))
     assert record_of(talker.engine).status == "failed"
     assert "".join(talker.continue_text(SECRET, options()))
+
+
+def test_a_text_that_is_too_long_however_it_is_cut_is_not_cut(
+    talker: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: object, **__: object) -> list[int]:
+        raise AssertionError("it was cut")
+
+    monkeypatch.setattr(talker.tokenizer, "encode", cut)
+    with pytest.raises(PromptTooLong, match=r"at least [\d,]+ tokens"):
+        "".join(talker.continue_text("x" * 4_000_000, options()))
+    with pytest.raises(PromptTooLong):
+        "".join(talker.reply(user("x" * 4_000_000), options()))
+    assert record_of(talker.engine).status == "failed"
 
 
 def test_a_model_without_text(small: Callable[[str], Small]) -> None:

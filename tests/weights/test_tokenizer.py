@@ -180,6 +180,19 @@ def test_any_text_comes_back(text: str) -> None:
         assert max(ids, default=0) < ours.n_vocab
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("text", ["x" * 999, " " * 999, "été 東京 " * 50, "<|im_end|>" * 9, ""])
+def test_no_text_has_fewer_tokens_than_the_least(name: str, text: str) -> None:
+    found = tokenizer(name)
+    assert found.least_tokens(text) <= len(found.encode(text, special=True, add_bos=False))
+
+
+def test_the_least_is_near_for_long_tokens_and_nothing_without_a_vocabulary() -> None:
+    longest = max(tokenizer(NAMES[0])._tokens, key=lambda token: len(token.encode()))
+    assert tokenizer(NAMES[0]).least_tokens("x" * 10 * len(longest.encode())) == 10
+    assert Tokenizer.none(5).least_tokens("x" * 999) == 0
+
+
 def test_stop_tokens_are_found_by_key_and_by_name() -> None:
     ours = tokenizer("qwen2")
     names = ["<|im_end|>", "<|endoftext|>"]
