@@ -44,6 +44,19 @@ Schedule = dict[str, tuple[int, int]]
 """Thread -> (nanoseconds on a core, nanoseconds ready to run without one)."""
 
 
+LAST_WORDS = 8
+"""Lines of what a worker said that are shown when it ends early."""
+
+
+def how_it_ended(code: int) -> str:
+    """An exit status of subprocess in words: negative ones are signals."""
+    if code >= 0:
+        return f"ended early with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    refused = ": this processor refused an instruction of its code" if name == "SIGILL" else ""
+    return f"was killed by {name}{refused}"
+
+
 class WorkerEnded(SlotwiseError):
     """A worker ended before it had answered."""
 
@@ -122,8 +135,9 @@ class Child:
                 f"{self._group.limit / 2**20:,.0f} MiB was full"
             )
         self._words.seek(0)
-        words = self._words.read().decode(errors="replace")[-2000:].strip()
-        return WorkerEnded(f"the worker {self.name} ended early ({code}). It said:\n{words}")
+        words = self._words.read().decode(errors="replace").strip().splitlines()
+        said = "\n".join(words[-LAST_WORDS:]) or "nothing"
+        return WorkerEnded(f"the worker {self.name} {how_it_ended(code)}\nLast it said:\n{said}")
 
     # -- watching ------------------------------------------------------------------------
 

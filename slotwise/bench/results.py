@@ -150,7 +150,7 @@ class _Book:
     def why_none(self, arm: str, limit: int | None, thing: Thing) -> str:
         """Why there is no good sample."""
         failed = [s["failed"] for s in self.all(arm, limit, thing) if "failed" in s]
-        return failed[0] if failed else "not measured in this run"
+        return failed[0].splitlines()[0] if failed else "not measured in this run"
 
 
 def _speeds(line: Line, thing: Thing, book: _Book) -> None:
