@@ -38,7 +38,7 @@ class Reader:
 
     def __init__(self, engine: Engine, from_rows: int | None) -> None:
         loaded = engine.loaded
-        gemm = GemmUse(from_rows, loaded.settings.n_threads) if from_rows else None
+        gemm = GemmUse(loaded.settings.n_threads, from_rows, from_rows) if from_rows else None
         self._state = loaded.state
         self._reader = PromptReader(
             loaded.network,

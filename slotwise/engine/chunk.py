@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slotwise.engine.expert_gemm import GemmUse, gemm_fields
+from slotwise.engine.expert_gemm import GemmUse, gemm_fields, rounded_bytes
 from slotwise.engine.places import Field, Places, fields, pair_fields
 from slotwise.engine.stages import Network, Stages
 from slotwise.kernels.backend import PAGE, Backend, Memory, NoMemory
@@ -29,16 +29,21 @@ class Shape:
     gemm: GemmUse | None = None
 
     @property
-    def uses_gemm(self) -> bool:
-        """An expert gets each token at most once."""
+    def dense_gemm(self) -> bool:
+        """Whether dense weights are multiplied by tiles."""
         return self.gemm is not None and self.n_tokens >= self.gemm.from_rows
 
     def fields(self, network: Network) -> dict[str, Field]:
         h, n = network.architecture.hyper, self.n_tokens
         wanted = fields(h, n, self.n_kv) | pair_fields(h, n)
-        if self.gemm is not None and self.uses_gemm:
+        if self.gemm is not None and self._uses_gemm(network, self.gemm):
             wanted |= gemm_fields(h, n, threads=self.gemm.threads)
         return wanted
+
+    def _uses_gemm(self, network: Network, gemm: GemmUse) -> bool:
+        """An expert gets each token at most once."""
+        least = min([gemm.from_rows, *(gemm.least(slots) for slots in network.slots)])
+        return self.n_tokens >= least
 
 
 class Batch:
@@ -57,7 +62,7 @@ class Batch:
         self.shape, self.n_tokens = shape, shape.n_tokens
         self.places = Places(shape.fields(network), memory, extents)
         host = None
-        if shape.uses_gemm:
+        if shape.dense_gemm:
             host = HostProducts(crew, self.places.array("tiles") if crew else None)
         self.stages = Stages(network, self.places, shape.n_tokens, shape.n_kv, host=host)
         self.pairs_at_once = pairs_at_once(network)
@@ -117,4 +122,5 @@ def scratch_bytes(network: Network, shape: Shape) -> int:
 def work_bytes(network: Network, shape: Shape, threads: int) -> int:
     """Bytes ggml allocates beside our buffers for such a chunk."""
     _, graphs = _all_graphs(network, shape, [(0, 1 << 62)])
-    return max(g.work_bytes(threads) for g in graphs)
+    beside = 0 if shape.gemm is None else threads * rounded_bytes(network, shape.n_tokens)
+    return max(g.work_bytes(threads) for g in graphs) + beside

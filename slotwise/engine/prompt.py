@@ -52,7 +52,7 @@ class PromptReader:
         self._experts, self._arena, self._chunk = experts, arena, chunk
         self._hyper = network.architecture.hyper
         self._gemm, self._crew = gemm, crew
-        products = ExpertGemm(network, crew) if crew else None
+        products = ExpertGemm(network, crew, gemm) if crew and gemm else None
         self._wide = experts and WideExperts(
             self._hyper, backend=backend, experts=experts, gemm=products
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from slotwise.engine.conversations import ParkSettings
-from slotwise.engine.expert_gemm import FROM_ROWS, GemmUse
+from slotwise.engine.expert_gemm import GemmUse
 from slotwise.errors import UsageError
 
 KvType = Literal["f16", "f32"]
@@ -36,8 +36,9 @@ class EngineSettings:
     """Tokens of the prompt read at once. Changes rounding, unless `exact`."""
     exact: bool = False
     """Quantised products only: the same bits whatever the chunk, at the price of a slower read."""
-    gemm_rows: int = FROM_ROWS
-    """Rows of one expert in a chunk from which its weights are dequantised for a BLAS."""
+    gemm_rows: int | None = None
+    """Rows of one expert in a chunk from which its weights are repacked or dequantised; None: what
+    was measured for each of the two."""
     kv_type: KvType = "f16"
     refill: RefillPolicy = "deferred"
     policy: SlotPolicy = "two-rate"
@@ -95,4 +96,8 @@ class EngineSettings:
 
     @property
     def gemm(self) -> GemmUse | None:
-        return None if self.exact else GemmUse(self.gemm_rows, self.n_threads)
+        if self.exact:
+            return None
+        if self.gemm_rows is None:
+            return GemmUse(self.n_threads)
+        return GemmUse(self.n_threads, self.gemm_rows, self.gemm_rows)

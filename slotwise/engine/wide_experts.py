@@ -84,11 +84,8 @@ class WideExperts:
         return foresight.wanted(layer + 1, self._guess).tolist()
 
     def _compute(self, batch: Batch, layer: int, shares: Sequence[Share], ledger: Ledger) -> None:
-        large, small = [], list(shares)
-        if batch.shape.gemm is not None:
-            least = batch.shape.gemm.from_rows
-            large = [s for s in shares if s.pairs.size >= least]
-            small = [s for s in shares if s.pairs.size < least]
+        large = [s for s in shares if self._gemm is not None and self._gemm.takes(layer, s)]
+        small = [s for s in shares if self._gemm is None or not self._gemm.takes(layer, s)]
         if small:
             with ledger.phase("read.expert_compute"):
                 count = _write_pairs(batch.places, small, self._hyper)

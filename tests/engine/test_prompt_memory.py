@@ -27,7 +27,7 @@ def shapes(small: Small, n_kv: int) -> Network:
     return drawing._shapes(slots, n_kv)
 
 
-@pytest.mark.parametrize("gemm", [None, GemmUse(from_rows=7, threads=2)])
+@pytest.mark.parametrize("gemm", [None, GemmUse(2, from_rows=7, repacked_from_rows=5)])
 @pytest.mark.parametrize("kind", ["qwen3moe-mixed", "gpt-oss", "qwen2moe", "llama"])
 def test_no_smaller_chunk_needs_more_than_the_full_one(
     kind: str, gemm: GemmUse | None, small: Callable[[str], Small]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from slotwise.kernels.backend import Backend, Buffer, NoMemory
-from slotwise.kernels.graph import Context, Graph, tensor_bytes
+from slotwise.kernels.context import Context
+from slotwise.kernels.graph import Graph, tensor_bytes
 from slotwise.kernels.lib import F16, F32, I64, TENSOR_ALIGNMENT
 
 

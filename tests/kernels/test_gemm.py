@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from slotwise.kernels.backend import Backend, Buffer
-from slotwise.kernels.gemm import Crew, HostProducts, Matrix, floats, tile_floats, tile_rows
+from slotwise.kernels.gemm import (
+    Crew,
+    HostProducts,
+    Matrix,
+    floats,
+    narrow_floats,
+    tile_floats,
+    tile_rows,
+)
 from slotwise.kernels.graph import Graph, Weights
 from slotwise.kernels.lib import F32
 
@@ -33,7 +41,7 @@ def weights_of(type_name: str) -> tuple[np.ndarray, Weights, Buffer]:
 def test_rows_are_the_type_s_values(type_name: str) -> None:
     values, named, _buffer = weights_of(type_name)
     matrix = Matrix.of(named["w"], 0)
-    room = np.empty(tile_floats(N_IN), np.float32)
+    room = np.empty(tile_floats(N_IN, N_OUT, ROWS), np.float32)
     np.testing.assert_array_equal(matrix.rows(7, 31, room), values[7:31])
 
 
@@ -46,7 +54,7 @@ def test_a_graph_has_its_products_on_the_host(type_name: str, members: int) -> N
     memory = Buffer(4 << 20)
     memory.array(0, np.float32, x0.shape)[:] = x0
     crew = Crew(members)
-    tiles = np.empty((members, tile_floats(N_IN)), np.float32)
+    tiles = np.empty((members, narrow_floats(N_IN, ROWS)), np.float32)
     g = Graph(host=HostProducts(crew, tiles))
     x = g.op("scale", g.leaf(F32, (N_IN, ROWS), memory, 0), 2.0)
     out = g.op("scale", g.op("add", g.product(named["w"], x), g.product(named["w"], x)), 0.25)
@@ -63,7 +71,7 @@ def test_a_graph_has_its_products_on_the_host(type_name: str, members: int) -> N
 
 def expected_of_one(x0: np.ndarray, named: Weights) -> np.ndarray:
     """The same products, tile by tile in this thread: the crew's size changes no bit."""
-    matrix, room = Matrix.of(named["w"], 0), np.empty(tile_floats(N_IN), np.float32)
+    matrix, room = Matrix.of(named["w"], 0), np.empty(tile_floats(N_IN, N_OUT, ROWS), np.float32)
     out = np.empty((len(x0), N_OUT), np.float32)
     for first in range(0, N_OUT, 96):
         last = min(first + 96, N_OUT)
@@ -123,4 +131,4 @@ def test_a_tile_is_at_least_sixteen_rows_and_at_most_the_matrix() -> None:
     assert tile_rows(64, 100) == 100
     assert tile_rows(576, 1536) == 448
     for n_in in (64, 576, 1 << 20):
-        assert tile_rows(n_in, 1 << 20) * n_in <= tile_floats(n_in)
+        assert tile_rows(n_in, 1 << 20) * n_in <= tile_floats(n_in, 1 << 20, 1)

@@ -19,7 +19,7 @@ from slotwise.ladder.journal import read_steps, state_folder
 from slotwise.ladder.processes import marked
 from slotwise.ladder.record import read_record
 
-SMALLEST = "52MiB"
+SMALLEST = "64MiB"
 """What the model can be run in: a read has to put experts out."""
 
 
