@@ -1,9 +1,9 @@
-"""From how many rows of one expert on does dequantising pay?
+"""From how many rows of one expert on do products by tiles pay, repacked or dequantised?
 
     python -m bench.gemm MODEL [--sizes 128,512,2048] [--from-rows 16,32,40,64] [--rounds N]
 
 One engine, everything resident. Each prompt is read in turns A B C C B A with ggml's quantised
-products only, and with a BLAS from so many rows on. What counts is the ratio of each arm to the
+products only, and by tiles from so many rows on. What counts is the ratio of each arm to the
 quantised one of the same round. `slotwise.engine.expert_gemm.FROM_ROWS` rests on this.
 """
 

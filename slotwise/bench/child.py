@@ -53,7 +53,7 @@ def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended early with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    refused = ": this processor refused an instruction of its code" if name == "SIGILL" else ""
+    refused = ": it was not built for this processor; build it here" if name == "SIGILL" else ""
     return f"was killed by {name}{refused}"
 
 

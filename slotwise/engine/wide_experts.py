@@ -84,8 +84,10 @@ class WideExperts:
         return foresight.wanted(layer + 1, self._guess).tolist()
 
     def _compute(self, batch: Batch, layer: int, shares: Sequence[Share], ledger: Ledger) -> None:
-        large = [s for s in shares if self._gemm is not None and self._gemm.takes(layer, s)]
-        small = [s for s in shares if self._gemm is None or not self._gemm.takes(layer, s)]
+        large, small = [], []
+        for share in shares:
+            by_tiles = self._gemm is not None and self._gemm.takes(layer, share)
+            (large if by_tiles else small).append(share)
         if small:
             with ledger.phase("read.expert_compute"):
                 count = _write_pairs(batch.places, small, self._hyper)

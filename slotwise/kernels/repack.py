@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 from contextlib import closing
 from functools import cache
+from math import prod
 from typing import Any, cast
 
 import ggml
@@ -77,6 +78,8 @@ class _RepackedTensor:
         kind = ctypes.c_void_p(_repack_type())
         # Never written to, so it takes addresses but no memory.
         handle = _library.ggml_backend_buft_alloc_buffer(kind, ctypes.c_size_t(self.nbytes + 64))
+        if not handle:
+            raise MemoryError(f"ggml found no addresses for a tile of {self.nbytes:,} bytes")
         self._buffer: Any = ctypes.c_void_p(handle)
         base: Any = ctypes.c_void_p(_library.ggml_backend_buffer_get_base(self._buffer))
         ggml.ggml_backend_tensor_alloc(self._buffer, self.tensor, base)
@@ -131,10 +134,14 @@ class _Room:
     def take(self, nbytes: int) -> np.ndarray:
         first = self._top + self._skew
         self._top += -(-nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+        if first + nbytes > self._bytes.size:  # ggml would write beyond it
+            raise ValueError(
+                f"{first + nbytes:,} bytes of room are needed, {self._bytes.size:,} here"
+            )
         return self._bytes[first : first + nbytes]
 
     def floats(self, *shape: int) -> np.ndarray:
-        return self.take(4 * int(np.prod(shape))).view(np.float32).reshape(shape)
+        return self.take(4 * prod(shape)).view(np.float32).reshape(shape)
 
 
 class _Graph:

@@ -27,7 +27,7 @@ def ending(folder: Path, script: str) -> list[str]:
 def test_a_signal_is_named_and_only_the_last_words_are_shown(tmp_path: Path) -> None:
     lines = ending(tmp_path, "seq 1 500 >&2; kill -ILL $$")
     assert lines[0] == (
-        "the worker peer was killed by SIGILL: this processor refused an instruction of its code"
+        "the worker peer was killed by SIGILL: it was not built for this processor; build it here"
     )
     assert lines[1:] == ["Last it said:", *map(str, range(493, 501))]
 
