@@ -47,9 +47,15 @@ def mixed(name: str) -> str:
     return "F32"
 
 
+def q4_1(name: str) -> str:
+    """Experts that ggml's kernels for repacked weights take, on every x86 with AVX2."""
+    return "Q4_1" if "_exps" in name else "F32"
+
+
 KINDS: dict[str, tuple[str, TypeOf]] = {
     "qwen3moe": ("qwen3moe", everything_f32),
     "qwen3moe-mixed": ("qwen3moe", mixed),
+    "qwen3moe-q4_1": ("qwen3moe", q4_1),
     "gpt-oss": ("gpt-oss", everything_f32),
     "qwen2moe": ("qwen2moe", everything_f32),
     "mixtral": ("mixtral", everything_f32),

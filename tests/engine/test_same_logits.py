@@ -43,7 +43,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "store": ("gguf", "pack"),
 }
 BASE = {name: values[0] for name, values in FACTORS.items()} | {"io_lanes": 4}
-MODELS = ("qwen3moe", "qwen3moe-mixed", "gpt-oss", "qwen2moe")
+MODELS = ("qwen3moe", "qwen3moe-mixed", "qwen3moe-q4_1", "gpt-oss", "qwen2moe")
 
 
 def pairs(row: dict[str, Any]) -> set[tuple[Any, ...]]:
