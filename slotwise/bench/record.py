@@ -49,6 +49,8 @@ class BenchRecord:
     checks: list[Check] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     load_at_start: Sequence[float] = field(default_factory=os.getloadavg)
+    git: dict[str, Any] = field(default_factory=lambda: _git())
+    """What was measured, not what the checkout holds by the end."""
 
     @property
     def passed(self) -> bool:
@@ -65,7 +67,7 @@ class BenchRecord:
             "started": self.started,
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
             "slotwise": __version__,
-            "git": _git(),
+            "git": self.git,
             "machine": {
                 **_machine(),
                 "load_at_start": list(self.load_at_start),
