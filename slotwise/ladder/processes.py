@@ -27,7 +27,7 @@ LONGEST_OUTPUT = 2_000
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 
-_left_running: list[subprocess.Popen[bytes]] = []
+left_running: list[subprocess.Popen[bytes]] = []
 """Production servers that were started and stay: nobody waits for them."""
 
 
@@ -58,7 +58,7 @@ def launch(
 
 
 def leave_running(process: subprocess.Popen[bytes]) -> None:
-    _left_running.append(process)
+    left_running.append(process)
 
 
 def run_to_end(command: Sequence[str], *, seconds: float) -> None:

@@ -20,6 +20,7 @@ from slotwise.ladder.arms import read_arm
 from slotwise.ladder.client import Client
 from slotwise.ladder.identity import answers
 from slotwise.ladder.journal import read_steps, state_folder
+from slotwise.ladder.processes import left_running
 from slotwise.ladder.record import read_record
 from slotwise.ladder.service import read_service
 
@@ -121,6 +122,8 @@ class Place:
         pid = int((self.folder / "pid").read_text())
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
+        while left_running:  # what this process restored is its child
+            left_running.pop().wait(PATIENCE)
 
 
 def taken(place: Place) -> int:
