@@ -9,7 +9,7 @@ depends on the chunk's routing (and the processor's kernels) alone, never on wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,7 @@ from slotwise.kernels.gemm import (
     tile_rows,
     tiles_of,
 )
-from slotwise.kernels.lib import F32, Tensor
+from slotwise.kernels.lib import F32
 from slotwise.kernels.repack import repacked_rows
 from slotwise.models.hyper import Hyper
 from slotwise.models.layers import SlotTensors
@@ -60,15 +60,6 @@ class Share:
     expert: int
     slot: int
     pairs: np.ndarray
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Part of a share: `rows` of the group's arrays."""
-
-    share: Share
-    pairs: np.ndarray
-    rows: slice
 
 
 def gemm_fields(h: Hyper, n_tokens: int, *, threads: int) -> dict[str, Field]:
@@ -107,6 +98,38 @@ def _widest_tile(n_in: int, n_out: int) -> int:
     return max(tile_rows(n_in, n_out), repacked_rows(n_in, n_out))
 
 
+@dataclass(frozen=True)
+class _Room:
+    """Where a run computes, all f32: rows of one group of pairs, and what each member has."""
+
+    inputs: np.ndarray
+    middle: np.ndarray
+    results: np.ndarray
+    up: list[np.ndarray]
+    tiles: list[np.ndarray]
+
+    @classmethod
+    def of(cls, places: Places) -> _Room:
+        inputs, middle, results = (
+            places.array(f"gemm_{name}") for name in ("inputs", "middle", "results")
+        )
+        return cls(
+            inputs, middle, results, list(places.array("gemm_up")), list(places.array("tiles"))
+        )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Part of a share: `rows` of the group's arrays, and the expert's weights."""
+
+    share: Share
+    pairs: np.ndarray
+    rows: slice
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+
 class ExpertGemm:
     """Computes shares into the places of a chunk."""
 
@@ -120,59 +143,44 @@ class ExpertGemm:
 
     def run(self, places: Places, layer: int, shares: Sequence[Share]) -> None:
         """Writes the outputs f32 [pairs, n_embd] of all shares, each to its pair's row."""
-        for group in _groups(shares, places.array("gemm_inputs").shape[0]):
-            self._gather(places, group)
-            self._crew.run(self._tasks(places, layer, group, up=True))
-            self._crew.run(self._tasks(places, layer, group, up=False))
-            results, outputs = places.array("gemm_results"), places.array("outputs")
+        room, outputs = _Room.of(places), places.array("outputs")
+        slots = self._net.slots[self._net.class_of[layer]]
+        for group in _groups(shares, slots, most=room.inputs.shape[0]):
+            self._gather(places, group, room)
+            self._crew.run(_tasks(partial(self._up, room, layer), group, "gate"))
+            self._crew.run(_tasks(partial(self._down, room, layer), group, "down"))
             for block in group:
-                outputs[block.pairs] = results[block.rows]
+                outputs[block.pairs] = room.results[block.rows]
 
-    def _gather(self, places: Places, group: Sequence[_Block]) -> None:
-        hidden, inputs = places.array("hidden"), places.array("gemm_inputs")
+    def _gather(self, places: Places, group: Sequence[_Block], room: _Room) -> None:
+        hidden = places.array("hidden")
         for block in group:
             tokens = block.pairs // self._h.n_used
-            np.take(hidden, tokens, axis=0, out=inputs[block.rows], mode="clip")
+            np.take(hidden, tokens, axis=0, out=room.inputs[block.rows], mode="clip")
 
-    def _tasks(self, places: Places, layer: int, group: Sequence[_Block], *, up: bool) -> list:
-        slots = self._net.slots[self._net.class_of[layer]]
-        compute, weight = (self._up, slots.gate) if up else (self._down, slots.down)
-        matrix = Matrix.of(weight, 0)
-        return [
-            partial(compute, places, layer, block, rows)
-            for block in group
-            for rows in tiles_of(matrix.n_out, matrix.tile)
-        ]
-
-    def _up(self, places: Places, layer: int, block: _Block, rows: slice, member: int) -> None:
-        slots = self._net.slots[self._net.class_of[layer]]
-        inputs = places.array("gemm_inputs")[block.rows]
-        gate = places.array("gemm_middle")[block.rows, rows]
-        up = places.array("gemm_up")[member][: gate.size].reshape(gate.shape)
-        for name, weight, out in (("gate", slots.gate, gate), ("up", slots.up, up)):
-            self._multiply(places, block, weight, rows, inputs, out, member)
+    def _up(self, room: _Room, layer: int, block: _Block, rows: slice, member: int) -> None:
+        inputs, gate = room.inputs[block.rows], room.middle[block.rows, rows]
+        up = room.up[member][: gate.size].reshape(gate.shape)
+        for name, matrix, out in (("gate", block.gate, gate), ("up", block.up, up)):
+            self._multiply(room, matrix, rows, inputs, out, member)
             self._add_bias(layer, name, block.share.expert, out, rows)
         self._net.architecture.activate(gate, up)
 
-    def _down(self, places: Places, layer: int, block: _Block, rows: slice, member: int) -> None:
-        down = self._net.slots[self._net.class_of[layer]].down
-        out = places.array("gemm_results")[block.rows, rows]
-        middle = places.array("gemm_middle")[block.rows]
-        self._multiply(places, block, down, rows, middle, out, member)
+    def _down(self, room: _Room, layer: int, block: _Block, rows: slice, member: int) -> None:
+        out, middle = room.results[block.rows, rows], room.middle[block.rows]
+        self._multiply(room, block.down, rows, middle, out, member)
         self._add_bias(layer, "down", block.share.expert, out, rows)
 
     def _multiply(
         self,
-        places: Places,
-        block: _Block,
-        weight: Tensor,
+        room: _Room,
+        matrix: Matrix,
         rows: slice,
         inputs: np.ndarray,
         out: np.ndarray,
         member: int,
     ) -> None:
-        matrix, room = Matrix.of(weight, block.share.slot), places.array("tiles")[member]
-        self._crew.multiply(matrix, rows, inputs, out, member=member, room=room)
+        self._crew.multiply(matrix, rows, inputs, out, member=member, room=room.tiles[member])
 
     def _add_bias(self, layer: int, name: str, expert: int, out: np.ndarray, rows: slice) -> None:
         bias = self._net.weights.get(f"blk.{layer}.ffn_{name}_exps.bias")
@@ -180,17 +188,29 @@ class ExpertGemm:
             out += floats(bias)[expert, rows]
 
 
-def _groups(shares: Sequence[Share], most: int) -> Iterator[list[_Block]]:
+def _tasks(compute: Callable[..., None], group: Sequence[_Block], name: str) -> list:
+    """`compute` for every tile of the matrix `name` of each block."""
+    return [
+        partial(compute, block, rows)
+        for block in group
+        for matrix in (getattr(block, name),)
+        for rows in tiles_of(matrix.n_out, matrix.tile)
+    ]
+
+
+def _groups(shares: Sequence[Share], slots: SlotTensors, *, most: int) -> Iterator[list[_Block]]:
     """Blocks of at most `most` rows together; a share that is larger is cut."""
     group: list[_Block] = []
     used = 0
     for share in shares:
+        gate, up, down = (Matrix.of(w, share.slot) for w in (slots.gate, slots.up, slots.down))
         for first in range(0, share.pairs.size, most):
             pairs = share.pairs[first : first + most]
             if used + pairs.size > most:
                 yield group
                 group, used = [], 0
-            group.append(_Block(share, pairs, slice(used, used + pairs.size)))
+            rows = slice(used, used + pairs.size)
+            group.append(_Block(share, pairs, rows, gate, up, down))
             used += pairs.size
     if group:
         yield group

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 from contextlib import closing
 from functools import cache
-from math import prod
 from typing import Any, cast
 
 import ggml
@@ -28,9 +27,11 @@ Q4_0: int = ggml.GGML_TYPE_Q4_0
 Q4_1: int = ggml.GGML_TYPE_Q4_1
 BLOCK = 32
 """Values that share a scale, in Q4_0, Q4_1 and the 8-bit type that inputs are rounded to."""
-Q4_0_BLOCK = np.dtype([("d", "<f2"), ("q", "V16")])
-Q4_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "V16")])
-"""d: scale, m: offset, q: 32 values of 4 bits (ggml-common.h)."""
+Q4_0_BLOCK = np.dtype([("d", "<f2"), ("q", "c16")])
+Q4_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "c16")])
+Q4_1_PAIRS = np.dtype([("dm", "<u4"), ("q", "c16")])
+"""d: scale, m: offset, q: 32 values of 4 bits (ggml-common.h). numpy copies 16 bytes faster as a
+complex number than as bytes."""
 
 TILE_WEIGHTS = 432 << 10
 """Weights repacked at a time: with its inputs a tile stays in a core's own cache."""
@@ -117,54 +118,108 @@ def repacked_rows(n_in: int, n_out: int) -> int:
 def repacked_floats(n_in: int, n_out: int, rows: int) -> int:
     """Room, in floats, for a tile of `n_out` rows and `rows` rows of inputs, or for less of both.
 
-    The tile twice, plain and repacked (no repackable type takes over a byte a weight), its offsets,
-    its results, and the inputs' sums.
+    The tile twice, plain and repacked (no repackable type takes over a byte a weight), its scales
+    and offsets, its results, and the inputs' sums.
     """
     blocks = n_in // BLOCK
-    return n_in * n_out // 2 + n_out * blocks + rows * (n_out + blocks) + 6 * TENSOR_ALIGNMENT
+    return n_in * n_out // 2 + 2 * n_out * blocks + rows * (n_out + 2 * blocks) + 16 * 6
 
 
 class _Room:
-    """Hands out aligned parts of an array of floats."""
+    """Where one tile's parts lie in an array of floats. Made once for an array, as there are
+    thousands of small tiles in a prompt read."""
 
-    def __init__(self, floats: np.ndarray) -> None:
-        self._bytes, self._top = floats.reshape(-1).view(np.uint8), 0
-        self._skew = -floats.ctypes.data % TENSOR_ALIGNMENT
+    def __init__(self, floats: np.ndarray, nbytes: int, pairs: int) -> None:
+        """For weights of `nbytes`, with so many pairs of scale and offset."""
+        self._bytes = floats.reshape(-1).view(np.uint8)
+        self._address: int = floats.ctypes.data
+        self._top = -self._address % TENSOR_ALIGNMENT
+        self.plain, repacked = self._take(nbytes), self._take(nbytes)
+        self.repacked: int = repacked.ctypes.data
+        self.wide = self._take(8 * pairs).view(np.float32)
+        self._rest = self._bytes[self._top :].view(np.float32)
 
-    def take(self, nbytes: int) -> np.ndarray:
-        first = self._top + self._skew
+    def is_in(self, floats: np.ndarray) -> bool:
+        return floats.ctypes.data == self._address and floats.nbytes == self._bytes.size
+
+    def _take(self, nbytes: int) -> np.ndarray:
+        first = self._top
         self._top += -(-nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
-        if first + nbytes > self._bytes.size:  # ggml would write beyond it
-            raise ValueError(
-                f"{first + nbytes:,} bytes of room are needed, {self._bytes.size:,} here"
-            )
+        self._check(first + nbytes)
         return self._bytes[first : first + nbytes]
 
-    def floats(self, *shape: int) -> np.ndarray:
-        return self.take(4 * prod(shape)).view(np.float32).reshape(shape)
+    def _check(self, nbytes: int) -> None:
+        if nbytes > self._bytes.size:  # ggml would write beyond it
+            raise ValueError(f"{nbytes:,} bytes of room are needed, {self._bytes.size:,} here")
+
+    def rest(self, count: int) -> np.ndarray:
+        """So many floats behind the tile, the same at every call."""
+        self._check(self._top + 4 * count)
+        return self._rest[:count]
 
 
-class _Graph:
-    """One product for tiles of one type and size, and any number of rows of inputs."""
+class _Tile:
+    """Products with tiles of one type and size, and any number of rows of inputs."""
 
     def __init__(self, type_: int, n_in: int, n_out: int) -> None:
+        self._n_in, self._n_out, self._rows = n_in, n_out, 1
+        self._pairs = n_out * (n_in // BLOCK) if type_ == Q4_1 else 0
+        self._source = ctypes.c_uint8 * (self._pairs * Q4_1_BLOCK.itemsize)
         self._context = Context(3, 8)
-        self.weights = _RepackedTensor(self._context, type_, (n_in, n_out))
+        stored = Q4_0 if type_ == Q4_1 else type_
+        self._weights = _RepackedTensor(self._context, stored, (n_in, n_out))
         self._inputs = self._context.tensor(F32, (n_in, 1))
         handle = self._context.handle
-        self._out = ggml.ggml_mul_mat(handle, self.weights.tensor, self._inputs)
+        self._out = ggml.ggml_mul_mat(handle, self._weights.tensor, self._inputs)
         self._out.contents.flags |= COMPUTE
-        self.graph: Any = ggml.ggml_new_graph_custom(handle, 8, False)
-        ggml.ggml_graph_add_node(self.graph, self._out)
+        self._graph: Any = ggml.ggml_new_graph_custom(handle, 8, False)
+        ggml.ggml_graph_add_node(self._graph, self._out)
+        self._room: _Room | None = None
 
-    def place(self, inputs: np.ndarray, out: np.ndarray) -> None:
+    def multiply(
+        self, source: int, inputs: np.ndarray, out: np.ndarray, floats: np.ndarray, backend: Backend
+    ) -> None:
+        """As `Repacked.multiply`."""
+        room = self._room
+        if room is None or not room.is_in(floats):
+            room = self._room = _Room(floats, self._weights.nbytes, self._pairs)
+        if self._pairs:
+            source = self._split(source, room)
+        self._weights.set(source, room.repacked)
+        rows = len(inputs)
+        result = room.rest(rows * self._n_out).reshape(rows, self._n_out)
+        self._place(inputs, result)
+        backend.compute(self._graph)
+        if not self._pairs:
+            out[:] = result
+            return
+        sums = room.rest(result.size + 2 * rows * (self._n_in // BLOCK))[result.size :]
+        np.dot(inputs.reshape(-1, BLOCK), _weights_of_sums(), out=sums.reshape(-1, 2))
+        wide = room.wide.reshape(self._n_out, -1)
+        np.matmul(sums.reshape(rows, -1), wide.T, out=out)
+        out += result
+
+    def _split(self, source: int, room: _Room) -> int:
+        """Q4_1 rows at `source` become Q4_0 blocks, whose address it returns, and pairs of scale
+        and offset."""
+        raw: Any = self._source.from_address(source)
+        blocks, plain = np.frombuffer(raw, Q4_1_BLOCK), room.plain.view(Q4_0_BLOCK)
+        plain["d"], plain["q"] = blocks["d"], blocks["q"]
+        # ggml widens with the processor's own instruction: numpy takes ten times as long.
+        pairs = np.ascontiguousarray(np.frombuffer(raw, Q4_1_PAIRS)["dm"])
+        _fp16_to_fp32(pairs.ctypes.data, room.wide.ctypes.data, room.wide.size)
+        return room.plain.ctypes.data
+
+    def _place(self, inputs: np.ndarray, out: np.ndarray) -> None:
         """Both contiguous f32: [rows, n_in] and [rows, n_out]."""
         for tensor, array in ((self._inputs, inputs), (self._out, out)):
-            _resize(tensor, array.shape[0])
+            if len(inputs) != self._rows:
+                _resize(tensor, len(inputs))
             cast(Any, tensor.contents).data = array.ctypes.data
+        self._rows = len(inputs)
 
     def close(self) -> None:
-        self.weights.close()
+        self._weights.close()
         self._context.close()
 
 
@@ -174,12 +229,19 @@ def _resize(tensor: Tensor, rows: int) -> None:
     t.nb[2] = t.nb[3] = t.nb[1] * rows
 
 
+@cache
+def _weights_of_sums() -> np.ndarray:
+    """[BLOCK, 2]. Inputs times it: 8 times a block's sum, for its scale, and the sum, for its
+    offset."""
+    return np.tile(np.array([8, 1], np.float32), (BLOCK, 1))
+
+
 class Repacked:
     """What one thread multiplies with; no other may use it meanwhile."""
 
     def __init__(self) -> None:
         self._backend = Backend(1)
-        self._graphs: dict[tuple[int, int, int], _Graph] = {}
+        self._tiles: dict[tuple[int, int, int], _Tile] = {}
 
     def multiply(
         self,
@@ -194,58 +256,14 @@ class Repacked:
         The weights are `n_out` plain rows at address `source`; `inputs` is contiguous, `out` need
         not be; `room` f32 has `repacked_floats`.
         """
-        (rows, n_in), n_out, free = inputs.shape, out.shape[1], _Room(room)
-        stored = Q4_0 if type_ == Q4_1 else type_
-        graph = self._graph(stored, n_in, n_out)
-        offsets = None
-        if type_ == Q4_1:
-            plain = free.take(graph.weights.nbytes)
-            offsets = _as_q4_0(source, plain, free.floats(n_out, n_in // BLOCK))
-            source = plain.ctypes.data
-        graph.weights.set(source, free.take(graph.weights.nbytes).ctypes.data)
-        result = free.floats(rows, n_out)
-        graph.place(inputs, result)
-        self._backend.compute(graph.graph)
-        if offsets is None:
-            out[:] = result
-            return
-        sums = free.floats(rows, n_in // BLOCK)
-        np.dot(inputs.reshape(-1, BLOCK), _ones(), out=sums.reshape(-1))
-        np.matmul(sums, offsets.T, out=out)
-        out += result
-
-    def _graph(self, type_: int, n_in: int, n_out: int) -> _Graph:
-        key = type_, n_in, n_out
-        if key not in self._graphs:
-            self._graphs[key] = _Graph(*key)
-        return self._graphs[key]
+        key = type_, inputs.shape[1], out.shape[1]
+        tile = self._tiles.get(key)
+        if tile is None:
+            tile = self._tiles[key] = _Tile(*key)
+        tile.multiply(source, inputs, out, room, self._backend)
 
     def close(self) -> None:
-        for graph in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
+        for tile in self._tiles.values():
+            tile.close()
+        self._tiles.clear()
         self._backend.close()
-
-
-def _as_q4_0(source: int, plain: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Writes Q4_1 rows at `source` as Q4_0 blocks, and m + 8 d of each; returns the latter."""
-    raw = (ctypes.c_uint8 * (offsets.size * Q4_1_BLOCK.itemsize)).from_address(source)
-    blocks, target = np.ctypeslib.as_array(raw).view(Q4_1_BLOCK), plain.view(Q4_0_BLOCK)
-    target["d"], target["q"] = blocks["d"], blocks["q"]
-    flat = offsets.reshape(-1)
-    _widen(blocks["d"], flat)
-    flat *= 8
-    flat += _widen(blocks["m"], np.empty_like(flat))
-    return offsets
-
-
-def _widen(halves: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """f16 to f32 by ggml, with the processor's own instruction: numpy takes ten times as long."""
-    packed = np.ascontiguousarray(halves)
-    _fp16_to_fp32(packed.ctypes.data, out.ctypes.data, out.size)
-    return out
-
-
-@cache
-def _ones() -> np.ndarray:
-    return np.ones(BLOCK, np.float32)
