@@ -35,7 +35,7 @@ ROWS = 1024
 """Rows computed between two waits of the crew for each other."""
 FROM_ROWS = 40
 """Rows of one expert from which dequantising pays (bench/gemm.py; docs/performance.md)."""
-REPACKED_FROM_ROWS = 24
+REPACKED_FROM_ROWS = 20
 """The same for repacking, where the processor has kernels for the type (decision 11)."""
 
 
