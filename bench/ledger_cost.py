@@ -20,7 +20,7 @@ from slotwise.bench.prose import cut, prose
 from slotwise.bench.record import BenchRecord
 from slotwise.bench.stats import alternating, estimate, ratio
 from slotwise.bench.workers.engine import GREEDY, settings
-from slotwise.engine import engine as engine_module
+from slotwise.engine import request as request_module
 from slotwise.engine.engine import Engine
 from slotwise.trace.lanes import LaneLog
 from slotwise.trace.ledger import CLOCK, Ledger
@@ -140,7 +140,7 @@ _NO_PHASE: AbstractContextManager[None] = nullcontext()
 @contextmanager
 def _no_books(engine: Engine) -> Iterator[tuple[str, Ledger]]:
     with (
-        patch.object(engine_module, "DecodeTally", _NoTally),
+        patch.object(request_module, "DecodeTally", _NoTally),
         patch.object(engine.tracing, "on_event", lambda *_, **__: None),
     ):
         yield "none", _NoLedger()
